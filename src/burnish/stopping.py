@@ -1,6 +1,6 @@
-"""Stop a computation by Ctrl-C, by a limit of time, or at the end of the interpreter.
+"""Stop a computation by Ctrl-C, by SIGTERM, by a limit of time, or at the end of the interpreter.
 
-Python hears Ctrl-C only in the main thread, between two of its own instructions, and not while a library computes there. So a
+Python hears a signal only in the main thread, between two of its own instructions, and not while a library computes there. So a
 thread waits for the signal and stops the run. It lets a run that is nearly over finish, so that no step is lost.
 """
 
@@ -29,6 +29,10 @@ AGAIN_SECONDS = 0.25
 """How long after its limit a run is stopped again. Python drops an exception that is raised in a callback or ``__del__``."""
 LOOKS = 20
 """How often a limit of time is checked while it passes."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM asked this process to end, as a scheduler of jobs or ``docker stop`` does. It ends as at Ctrl-C, by status 143."""
 
 
 class RunStopped(KeyboardInterrupt):
@@ -240,16 +244,18 @@ def watch_interrupts() -> None:
 def _wait_for_interrupts(receiver: socket.socket) -> None:
     main = threading.main_thread().ident or 0
     while received := receiver.recv(4096):
-        if signal.SIGINT not in received:
-            continue
-        handler = signal.getsignal(signal.SIGINT)
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if number in received]
         run = _under_way.get(main)
         # Another handler may mean something else by it than the end.
-        if run is None or _kept or not (handler is signal.default_int_handler or getattr(handler, "stops_runs", False)):
+        if run is None or _kept or not any(map(_stops_runs, handlers)):
             continue
         select.select([receiver], [], [], GRACE_SECONDS)
         _stop(main, run)
     receiver.close()
+
+
+def _stops_runs(handler: Any) -> bool:
+    return handler is signal.default_int_handler or getattr(handler, "stops_runs", False)
 
 
 class TimeLimit:

@@ -159,7 +159,7 @@ def test_stages_that_train_all_layers_stop_early_the_last_is_reported_and_all_ar
     command.meta["burnish.arguments"] = ()
     options = Data(data="data.npz"), Pixels(), TextOptions(), Course(epochs=2), Results(folder=tmp_path)
     watching = Watching(report=tmp_path / "r.html", tensorboard=tmp_path / "events", profile=True)
-    tuning = TuningRun(tmp_path, False, command, *options, watching, 3, ())
+    tuning = TuningRun(tmp_path, False, command, *options, watching, 3, (), "burnish finetune --resume here")
     for number, stage in enumerate(stages):
         tuning.train(choices, number, tmp_path / "quantized.onnx" if stage.quantized else None, loss)
     watched = [next(value for value in arguments if isinstance(value, Watching)) for _, arguments, _ in begun]

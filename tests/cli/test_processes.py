@@ -38,7 +38,9 @@ def rows(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.skipif(sys.platform == "win32", reason="they are no signals there")
+def test_ctrl_c_and_sigterm_save_say_how_to_go_on_and_that_is_bitwise_the_same(run, folder, number, status):
     generator = np.random.default_rng(1)
     np.savez("many.npz", x=generator.normal(size=(100, 4, 4)).astype(np.float32), y=generator.integers(0, 3, 100))
     with subprocess.Popen(
@@ -47,19 +49,39 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder
         for line in process.stdout:
             if line.startswith("epoch "):
                 break
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         remaining, message = process.communicate(timeout=600)
-    assert process.returncode == 130, remaining + message
+    assert process.returncode == status, remaining + message
     assert "Traceback" not in message
     assert "Everything is saved in 'parts/checkpoints/latest.safetensors'" in message
     command = message.strip().splitlines()[-1].strip()
-    assert command == shlex.join(["burnish", *arguments("parts", MANY_EPOCHS), "--resume"])
+    assert command == "burnish train --resume parts"
     assert not (folder / "parts/tuned.onnx").exists()
     epochs = int(re.search(r"Stopped in epoch (\d+)", message)[1])
-    run(*arguments("parts", epochs), "--resume")
+    run(*shlex.split(command)[1:], "--epochs", str(epochs))
     run(*arguments("whole", epochs))
     assert rows(folder / "parts") == rows(folder / "whole")
     assert (folder / "parts/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once there")
+def test_sigterm_before_a_run_begins_removes_its_folder(folder):
+    """While the model is compiled, in place of which the process waits here."""
+    waiting = """
+import sys, time
+import burnish.cli.compilation_options as options
+options.Compilation.program = lambda *arguments, **more: print("here", flush=True) or time.sleep(60)
+sys.argv[1:] = ["train", "model.onnx", "--data", "data.npz"]
+from burnish.cli import main
+main()
+"""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    with subprocess.Popen([sys.executable, "-c", waiting], **streams) as process:
+        assert process.stdout.readline() == "here\n"
+        process.terminate()
+        message = process.communicate(timeout=60)[1]
+    assert (process.returncode, message) == (143, "Stopped.\n")
+    assert not (folder / "runs").exists()
 
 
 INTERRUPTED = """

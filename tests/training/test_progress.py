@@ -30,6 +30,8 @@ def test_speed_and_time_left_leave_out_the_first_step(clock, capsys):
     lines.step(reached(1))
     capsys.readouterr()
     clock[0] = 170.0
+    lines.step(reached(10))
+    capsys.readouterr()
     lines.step(reached(11))
     lines.epoch(reached(11), {"loss": 0.125})
     assert capsys.readouterr().out == (
@@ -41,12 +43,13 @@ def test_a_long_epoch_has_lines_within(clock, capsys):
     lines = Lines()
     lines.start(0, 120)
     lines.step(reached(1))
-    clock[0] = 129.0
-    lines.step(reached(30))
+    clock[0] = 159.0
+    lines.step(reached(60))
     assert capsys.readouterr().out == ""
-    clock[0] = 130.0
-    lines.step(reached(31))
-    assert capsys.readouterr().out == "step 31/120, loss 0.2500 accuracy 0.5000  32 samples/s, 1:29 left\n"
+    clock[0] = 160.0
+    lines.step(reached(61))
+    lines.step(reached(62))
+    assert capsys.readouterr().out == "epoch 1/12, step 61 of 120  loss 0.2500 accuracy 0.5000  32 samples/s, 59 s left\n"
     lines.note("a note")
     assert capsys.readouterr().out == "a note\n"
     lines.close()

@@ -22,16 +22,17 @@ from burnish.cli.export import export, package
 from burnish.cli.finetune import finetune
 from burnish.cli.help import Command, described, group_page, usage
 from burnish.cli.inspect import inspect
-from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
+from burnish.cli.launch import INTERRUPTED, TERMINATED, exit_status, has_joined, is_first_of_machine, other_rank
 from burnish.cli.new import new
 from burnish.cli.passes import passes
 from burnish.cli.predict import evaluate, predict
 from burnish.cli.quantize import quantize
-from burnish.cli.repetition import RunCommand
 from burnish.cli.report import report
+from burnish.cli.resumption import RunCommand
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 from burnish.settings import is_number_text, suggestion
+from burnish.stopping import Terminated
 from burnish.transfer_progress import transfers_reported
 from burnish.version import __version__
 
@@ -42,7 +43,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
-    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130. Warnings are printed in words.
+    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130, SIGTERM with 143. Warnings are in words.
 
     With ``--debug``, which may stand anywhere, errors and warnings say where in the code they come from.
     """
@@ -93,7 +94,7 @@ class Group(TyperGroup):
             if other_rank() is None:
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow")
-            raise typer.Exit(INTERRUPTED) from interrupt
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from interrupt
 
     def _refuse(self, error: Any, ctx: Any) -> NoReturn:
         """Print what is wrong with a command line, and how the command is called; exit with 2."""

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
+from burnish.cli import launch
 from burnish.cli.compilation_options import AdapterOptions, ModelArgument, is_program
 from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.repetition import Repetition, check_run, train_with_seeds
-from burnish.cli.train_options import Course, Data, Results, Watching, run_folder
+from burnish.cli.run_folders import claimed, folder_asked
+from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.finetuning.options import FinetuneOptions, TuningOptions
 
 if TYPE_CHECKING:
@@ -58,8 +60,8 @@ def finetune(
     """
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     _check_options(model, results, tuning, adapters)
-    folder = run_folder(model, results, "-finetuned")
-    check_run(model, folder, data, pixels, results, watching, repetition.seeds)
+    base = folder_asked(model, results, "-finetuned")
+    check_run(model, base, data, pixels, results, watching, repetition.seeds)
     from burnish.cli.tuning_run import TuningRun
     from burnish.finetuning.tune import tune
 
@@ -81,23 +83,26 @@ def finetune(
         missing=data.missing,
     )
 
-    def run(course: Course, results: Results) -> TrainingResult | None:
-        kept = TuningRun(
-            run_folder(model, results),
-            results.resume,
-            context,
-            data,
-            pixels,
-            texts,
-            course,
-            results,
-            watching.of_seed(course.seed, repetition.seeds),
-            tuning.options.patience,
-            adapters.save_adapters or (),
-        )
-        return tune(model, data.data, replace(options, seed=course.seed), kept)[1]
+    with claimed(base, results) as folder:
 
-    train_with_seeds(repetition.seeds, course, replace(results, folder=folder), folder, run)
+        def run(course: Course, results: Results) -> TrainingResult | None:
+            kept = TuningRun(
+                results.folder or folder,
+                results.resume,
+                context,
+                data,
+                pixels,
+                texts,
+                course,
+                results,
+                watching.of_seed(course.seed, repetition.seeds),
+                tuning.options.patience,
+                adapters.save_adapters or (),
+                launch.resuming("finetune", folder),
+            )
+            return tune(model, data.data, replace(options, seed=course.seed), kept)[1]
+
+        train_with_seeds(repetition.seeds, course, replace(results, folder=folder), folder, run)
 
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:

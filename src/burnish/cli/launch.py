@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from burnish.engines import Engine
     from burnish.norms import NormPolicy
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+"""The statuses of a process that Ctrl-C or SIGTERM has stopped, after it has saved its run."""
 REFUSED = 2
 """The status of a worker whose command line is refused."""
 COMES_AGAIN = 78
@@ -42,11 +44,12 @@ LAUNCHED = "BURNISH_LAUNCHED"
 """In the environment of workers whose launcher reads that status."""
 LIFE_LINE = "BURNISH_LIFE_LINE"
 """In the environment of workers: the file descriptor that closes when their launcher is gone."""
+RUN_FOLDER = "BURNISH_RUN_FOLDER"
+"""In the environment of workers: the folder of their run."""
 RUN_ID = "BURNISH_RUN_ID"
 """In the environment of workers: the name of their launch."""
-# A worker that is asked to stop finishes its step and saves; one whose run has failed only ends.
-SHUTDOWN_SECONDS = 120.0
-END_SECONDS = 30.0
+# A worker that is asked to stop finishes its step and saves; one whose run has failed is ended.
+SHUTDOWN_SECONDS, AGAIN_SECONDS = 120.0, 5.0
 LOOK_UP_SECONDS = 0.1
 STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
 PORT = 29500
@@ -135,10 +138,15 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(["burnish", *arguments])
 
 
-def resuming(arguments: Sequence[str]) -> str:
-    """Return the command line that goes on with the run of a command."""
-    arguments = [argument for argument in arguments if argument != "--overwrite"]
-    return command_line(arguments if "--resume" in arguments else [*arguments, "--resume"])
+def resuming(command: str, folder: Path) -> str:
+    """Return the command line that goes on with the run in a folder, which keeps its options."""
+    return command_line([command, "--resume", str(folder)])
+
+
+def claimed_folder() -> Path | None:
+    """Return the folder that the launcher of this worker has claimed for its run; None if there is none."""
+    folder = os.environ.get(RUN_FOLDER, "") if is_worker() else ""
+    return Path(folder) if folder else None
 
 
 def check_count(workers: int) -> None:
@@ -181,14 +189,15 @@ def check_together(
         check_engine(get(engine))
 
 
-def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, machines: Machines) -> None:
+def launch(command_name: str, arguments: Sequence[str], folder: Path, workers: int, restarts: int, machines: Machines) -> None:
     """Run a command of burnish in several processes of this machine, and wait for them.
 
     Args:
+        command_name: ``train``.
         arguments: of the command, as each worker gets them.
+        folder: of the run.
         workers: how many of this machine.
         restarts: how often to start all of them again when one fails otherwise than it would each time.
-        resume: the command line that goes on from the last checkpoint.
         machines: on which the run is; each has a launcher of its own.
 
     Raises:
@@ -205,7 +214,9 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, m
         "LOCAL_WORLD_SIZE": str(workers),
         LAUNCHED: "1",
         RUN_ID: uuid.uuid4().hex,
+        RUN_FOLDER: str(folder),
     }
+    resume = resuming(command_name, folder)
     if machines.count > 1:
         common |= {"MASTER_ADDR": machines.address, "MASTER_PORT": str(machines.port)}
     command = [sys.executable, "-m", "burnish", *arguments]
@@ -216,7 +227,7 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, m
         if failed is None:
             return
         local, process = failed
-        if process.returncode in (REFUSED, COMES_AGAIN, INTERRUPTED):
+        if process.returncode in (REFUSED, COMES_AGAIN, INTERRUPTED, TERMINATED):
             raise typer.Exit(1 if process.returncode == COMES_AGAIN else process.returncode)
         if not left:
             raise _ended(first + local, process, resume)
@@ -258,16 +269,19 @@ def _run(
                 # Of several that have ended by now, one that was killed is the reason.
                 failed = [(local, worker) for local, worker in enumerate(workers) if worker.returncode]
                 if failed:
-                    return min(failed, key=lambda entry: entry[1].returncode > 0)
+                    first = min(failed, key=lambda entry: entry[1].returncode > 0)
+                    if first[1].returncode in (INTERRUPTED, TERMINATED):  # by a signal to itself: all end after the same step
+                        _end(workers, stops, SHUTDOWN_SECONDS)
+                    return first
                 if not running:
                     return None
                 time.sleep(LOOK_UP_SECONDS)
             stop = stops[0]
             _end(workers, stops, SHUTDOWN_SECONDS)
         finally:
-            _end(workers, [signal.SIGTERM], END_SECONDS)
-    if stop == signal.SIGINT:
-        raise typer.Exit(INTERRUPTED)  # the first worker has said where the state is
+            _end(workers, [], 0)
+    if stop == signal.SIGINT or (stop == signal.SIGTERM and workers[0].returncode == TERMINATED):
+        raise typer.Exit(128 + int(stop))  # the first worker has said where the state is
     what = f"Stopped by {signal.Signals(stop).name}, and the workers too. Go on from the last checkpoint:"
     for line in (what, f"  {resume}"):
         errors().print(line, style="yellow")
@@ -334,10 +348,15 @@ def _stops_noted() -> Iterator[list[int]]:
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]], signals: list[int], seconds: float) -> None:
-    """Pass signals on to workers as they come, wait until they have ended, and kill those that are left after so many seconds."""
+    """Pass signals on to workers as they come, wait until they have ended, and kill those that are left after so many seconds.
+
+    After a second signal they have five seconds.
+    """
     until = time.monotonic() + seconds
     sent = 0
     while running := [worker for worker in workers if worker.poll() is None]:
+        if sent < len(signals) and sent:
+            until = min(until, time.monotonic() + AGAIN_SECONDS)
         late = time.monotonic() > until
         for number in [signal.SIGKILL] if late else signals[sent:]:
             for worker in running:

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import statistics
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -29,10 +27,9 @@ import typer
 from burnish.cli import launch
 from burnish.cli.console import output, print_table, write_csv
 from burnish.cli.data_options import Pixels, check_data_options
-from burnish.cli.help import Command
 from burnish.cli.option_groups import OptionGroup
+from burnish.cli.run_folders import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching
-from burnish.distributed.connection.environment import is_worker
 from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.errors import ConfigurationError
 from burnish.files.file_writing import check_output
@@ -45,9 +42,9 @@ if TYPE_CHECKING:
     from burnish.training import TrainingResult
 
 
-CONFIGURATION = "run.toml"
-"""The file in the folder of a run."""
-OF_ONE_RUN = frozenset({"config", "output", "resume", "overwrite", "export", "profile", "report", "seeds", "tensorboard", "log"})
+OF_ONE_RUN = frozenset(
+    {"config", "output", "name", "resume", "overwrite", "export", "profile", "report", "seeds", "tensorboard", "log"}
+)
 """Options that say what becomes of a run, and are not repeated with it."""
 ALWAYS = frozenset({"seed", "epochs", "batch-size"})
 """Options that are written at their defaults too, which another version may change."""
@@ -58,9 +55,6 @@ OF_SEVERAL = OF_WORKERS | {"worker-timeout", *(name.replace("_", "-") for name i
 """Options of runs of several workers, which one that goes on alone does not take over."""
 STARTED = "burnish.started"
 """In the notes of a command: these options of the run that it goes on with, as its file has them."""
-OTHERWISE = "burnish.otherwise"
-"""In the notes of a command: options that it names otherwise than the run that it goes on with."""
-UsageError = typer.BadParameter.__mro__[1]
 _BYTES = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 """How bytes of a name that are no UTF-8 are written, which TOML has no form for."""
 
@@ -98,66 +92,6 @@ class Repetition(OptionGroup):
     ] = 1
 
 
-class RunCommand(Command):
-    """A command that trains. With ``--resume``, options that it does not name are those that the run was started with."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        path = self._configuration(ctx, args)
-        if path is None:
-            return super().parse_args(ctx, args)
-        started = read_configuration(ctx, path, of_run=True)
-        given = self._given(ctx, args)
-        # Another launcher says how many workers there are; and a run may go on alone.
-        is_alone = str(given.get("workers") or started.get("workers") or 1) == "1" and not given.get("nodes")
-        left_out = OF_WORKERS if is_worker() else OF_SEVERAL if is_alone else frozenset()
-        started = {name: value for name, value in started.items() if name.replace("_", "-") not in left_out}
-        ctx.default_map = {**(ctx.default_map or {}), **started}
-        rest = super().parse_args(ctx, args)
-        ctx.meta[OTHERWISE] = [text for parameter in self.params if (text := _otherwise(ctx, parameter, started))]
-        return rest
-
-    def _given(self, ctx: Any, args: list[str]) -> dict[str, Any]:
-        """What the command line gives, as it is written, by the names of the parameters; empty where it is refused."""
-        given: dict[str, Any] = {}
-        with suppress(UsageError):  # said when it is parsed to be used
-            given = self.make_parser(ctx).parse_args(list(args))[0]
-        return given
-
-    def _configuration(self, ctx: Any, args: list[str]) -> Path | None:
-        """The file with the options of the run that is to go on; None where none is, or its folder has no such file."""
-        given = self._given(ctx, args)
-        if not given.get("resume"):
-            return None
-        suffix = "-finetuned" if self.name == "finetune" else ""
-        folder, model = given.get("folder"), given.get("model")
-        if folder is None and model is None:
-            return None
-        run = Path(folder) if folder is not None else Path("runs") / f"{Path(str(model)).stem}{suffix}"
-        seeds = sorted(run.glob(f"seed-*/{CONFIGURATION}"), key=lambda path: (len(path.parent.name), path.parent.name))
-        places = [run / CONFIGURATION, run / "stages" / "1" / CONFIGURATION, *seeds]
-        return next((path for path in places if os.path.isfile(path)), None)  # False where it cannot be read
-
-
-def _otherwise(context: typer.Context, parameter: Any, started: Mapping[str, Any]) -> str | None:
-    """Return how the command line names an option that the run was started otherwise with; None where it does not."""
-    key, name = _key(parameter), parameter.name or ""
-    source = context.get_parameter_source(name)
-    if key in OF_ONE_RUN | OF_ONE_START or source is None or source.name != "COMMANDLINE":
-        return None
-    before = started[name] if name in started else parameter.get_default(context, call=True)
-    with suppress(UsageError):
-        before = parameter.process_value(context, before)
-    now = context.params.get(name)
-    if now == before or (not before and not now):
-        return None
-    option = f"--{key}" if parameter.param_type_name == "option" else name.upper()
-    return f"{option} {_shown(now)} (the run was started with {_shown(before) if before else 'none'})"
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def read_configuration(context: typer.Context, path: Path, *, of_run: bool = False) -> dict[str, Any]:
     """Return the options that a file gives to a command, by the names of its parameters.
 
@@ -192,8 +126,12 @@ def read_configuration(context: typer.Context, path: Path, *, of_run: bool = Fal
             )
     if options is None:
         tables = ", ".join(f"[{name}]" for name in content) or "none"
-        raise ConfigurationError(f"{asked} '{path}' has no table [{command}] with the options of this command; it has {tables}")
-    known = {key: parameter for parameter in context.command.params if (key := _key(parameter)) not in ("config", "help")}
+        other = next((name for name in content if name in ("train", "finetune")), None) if of_run else None
+        remedy = "" if other is None else f": go on with the run by burnish {other} --resume"
+        raise ConfigurationError(
+            f"{asked} '{path}' has no table [{command}] with the options of this command; it has {tables}{remedy}"
+        )
+    known = {key: parameter for parameter in context.command.params if (key := key_of(parameter)) not in ("config", "help")}
     if of_run:
         context.meta[STARTED] = {key: value for key, value in options.items() if key in OF_ONE_START}
         options = {key: value for key, value in options.items() if key in known and key not in OF_ONE_RUN | OF_ONE_START}
@@ -205,7 +143,7 @@ def read_configuration(context: typer.Context, path: Path, *, of_run: bool = Fal
                 f"{asked} '{path}': burnish {command} has no option '{key}'{suggestion(key, known)}; its options are in "
                 f"burnish {command} --help"
             )
-        values[parameter.name] = _checked(context, parameter, value, f"{asked} '{path}': {key} = {_toml(value)}")
+        values[parameter.name] = read_value(context, parameter, value, f"{asked} '{path}': {key} = {_toml(value)}")
     return values
 
 
@@ -220,7 +158,7 @@ def configuration_of(context: typer.Context, **chosen: Any) -> str:
     lines = [f"# Repeats this run: burnish {command} --config {CONFIGURATION} --output FOLDER", f"# burnish {__version__}", ""]
     lines.append(f"[{command}]")
     for parameter in context.command.params:
-        key, name = _key(parameter), parameter.name or ""
+        key, name = key_of(parameter), parameter.name or ""
         if key in OF_ONE_RUN or name not in context.params:
             continue
         value = chosen.get(name, context.params[name])
@@ -234,14 +172,18 @@ def configuration_of(context: typer.Context, **chosen: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key(parameter: Any) -> str:
-    """The name of an option without its dashes, or of an argument."""
+def key_of(parameter: Any) -> str:
+    """Return the name of an option without its dashes, or of an argument."""
     names = [option.lstrip("-") for option in parameter.opts if option.startswith("--")]
     return names[0] if names else str(parameter.name)
 
 
-def _checked(context: typer.Context, parameter: Any, value: Any, place: str) -> Any:
-    """The value as the command line would give it: what converts a text there converts it here too."""
+def read_value(context: typer.Context, parameter: Any, value: Any, place: str) -> Any:
+    """Return a value of a file as the command line would give it: what converts a text there converts it here too.
+
+    Raises:
+        ConfigurationError: the parameter does not take it; the message begins with ``place``.
+    """
     is_list = getattr(parameter, "multiple", False) or parameter.nargs != 1
     is_flag = getattr(parameter, "is_flag", False)
     items = value if isinstance(value, list) else [value]

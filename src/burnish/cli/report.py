@@ -11,7 +11,8 @@ from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.option_groups import COMMON, takes_options
 from burnish.cli.predict import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
-from burnish.cli.repetition import CONFIGURATION, as_it_was
+from burnish.cli.repetition import as_it_was
+from burnish.cli.run_folders import CONFIGURATION
 from burnish.files.file_writing import check_output
 from burnish.untrusted_files import read_toml
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -13,8 +14,10 @@ from burnish.cli.compilation_options import Compilation, ModelArgument, for_lang
 from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.repetition import OTHERWISE, Repetition, check_run, configuration_of, train_with_seeds
-from burnish.cli.train_options import Course, Data, Results, Watching, run_folder
+from burnish.cli.repetition import Repetition, check_run, configuration_of, train_with_seeds
+from burnish.cli.resumption import OTHERWISE, own_options
+from burnish.cli.run_folders import claimed, claimed_together, folder_asked
+from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.errors import ConfigurationError
 
@@ -180,16 +183,20 @@ def train(
     if course.start_from is not None and (results.resume or course.reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     is_program(model)  # refuses the folder of a run
-    folder = run_folder(model, results)
+    results = replace(results, folder=results.folder or launch.claimed_folder())
+    base = folder_asked(model, results)
     check_schedule(compilation.optimizer.schedule, compilation.optimizer.warmup, compilation.optimizer.lr)
     workers.check()
-    check_run(model, folder, data, pixels, results, watching, repetition.seeds, workers.total)
+    check_run(model, base, data, pixels, results, watching, repetition.seeds, workers.total)
     settings = exchange.settings(workers.is_alone)
     command = context.meta["burnish.arguments"]
     if workers.total > 1 and not launch.is_worker():
         each_step = "synchronize_every" not in settings
         launch.check_together(workers.total, course.engine, compilation.options.norm, each_step)
-        launch.launch(command, workers.count, workers.max_restarts, launch.resuming(command), workers.machines())
+        machines = workers.machines()
+        # The first worker writes, and its machine has claimed the folder.
+        with claimed(base, results) if machines.rank == 0 else nullcontext(base) as folder:
+            launch.launch("train", command, folder, workers.count, workers.max_restarts, machines)
         return
     if workers.count > 1:
         launch.check_count(workers.count)
@@ -197,12 +204,22 @@ def train(
 
     parallel, group = join_workers(course.device, workers.worker_timeout, settings)
     compilation = for_language(compilation, texts)
+    with claimed_together(group, base, results) as folder:
 
-    def run(course: Course, results: Results) -> TrainingResult | None:
-        configuration = configuration_of(context, seed=course.seed)
-        watched = watching.of_seed(course.seed, repetition.seeds)
-        options = (data, pixels, texts, compilation, course, results, watched)
-        otherwise = context.meta.get(OTHERWISE, ())
-        return TrainingRun(model, *options, command, configuration, parallel, group, otherwise=otherwise).train()
+        def run(course: Course, results: Results) -> TrainingResult | None:
+            configuration = configuration_of(context, seed=course.seed)
+            watched = watching.of_seed(course.seed, repetition.seeds)
+            options = (data, pixels, texts, compilation, course, results, watched)
+            return TrainingRun(
+                model,
+                *options,
+                command,
+                configuration,
+                parallel,
+                group,
+                otherwise=context.meta.get(OTHERWISE, ()),
+                going_on=launch.resuming("train", folder),
+                own_options=own_options(context),
+            ).train()
 
-    train_with_seeds(repetition.seeds, course, results, folder, run)
+        train_with_seeds(repetition.seeds, course, replace(results, folder=folder), folder, run)

@@ -157,19 +157,24 @@ class Results(OptionGroup):
 
     panel: ClassVar = "Results"
     folder: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the run.", show_default="runs/MODEL"), COMMON
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the run.", show_default="a new one, runs/MODEL"),
+        COMMON,
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder."), COMMON] = False
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the folder in runs/; a number follows if it is taken.", show_default="MODEL"
+        ),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run: give its folder in place of MODEL, and no data."), COMMON
+    ] = False
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False
     fold: FoldOption = True
     export: Annotated[
         Path | None, typer.Option("--export", help="File of the tuned model.", show_default="tuned.onnx in the folder")
     ] = None
-
-
-def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
-    """Return the folder of a run: the one that was given, else runs/<model> with a suffix."""
-    return results.folder or Path("runs") / f"{model.stem}{suffix}"
 
 
 def check_overwritten(folder: Path, results: Results) -> None:

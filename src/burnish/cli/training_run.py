@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from burnish.cli.compilation_options import FORMS, Compilation, is_program, untr
 from burnish.cli.console import counted, export_line, output, planned_line, waiting_line, what_trains
 from burnish.cli.data_options import Pixels, TextOptions, pixels_line
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
-from burnish.cli.repetition import CONFIGURATION
-from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
+from burnish.cli.resumption import OWN_OPTIONS, WORKING_FOLDER
+from burnish.cli.run_folders import CONFIGURATION
+from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten
 from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.data.splitting import held_out, parts, read_split
@@ -36,6 +39,7 @@ from burnish.finetuning.preparation import folding_said
 from burnish.finetuning.tune import metrics_entry, take_best
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
+from burnish.stopping import Terminated
 from burnish.training.callbacks import Callback, HtmlReport
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.environment import environment, peak_resident_bytes, session_line
@@ -71,6 +75,8 @@ class TrainingRun:
         otherwise: options that the command names otherwise than the run that goes on was started with.
         split_seed: of what is held out; None: that of the run.
         split_folder: of the run that keeps what is held out; None: its own.
+        going_on: the command line that goes on with the run.
+        own_options: what the record keeps of the command beside ``configuration``, for a run that goes on.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -98,9 +104,12 @@ class TrainingRun:
     otherwise: Sequence[str] = ()
     split_seed: int | None = None
     split_folder: Path | None = None
+    going_on: str = ""
+    own_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.folder = run_folder(self.model, self.results)
+        assert self.results.folder is not None
+        self.folder = self.results.folder
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
         self.console = output(quiet=self.group.rank > 0)
         self.lock: RunLock | None = None
@@ -121,7 +130,7 @@ class TrainingRun:
             What the run came to; None on all workers but the first.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; it tells the command that goes on.
+            KeyboardInterrupt: Ctrl-C, or Terminated for SIGTERM; it tells the command that goes on.
             BurnishError: what compilation, the data or training raise.
         """
         if self.resumes:
@@ -173,7 +182,7 @@ class TrainingRun:
                 self._say(note)
             if self.group.rank == 0:
                 write_text(self.folder / CONFIGURATION, self.configuration)
-                self._add_to_record({"session": session})
+                self._add_to_record({"session": session, **self._of_command})
         elif self.group.rank == 0:
             self._record(program, DataDescription.of(train_set), course, session)
         if self.watching.profile and self.group.rank == 0:
@@ -185,7 +194,8 @@ class TrainingRun:
                 report.on_run_end(trainer, error)
             if isinstance(error, NonFiniteLossError):
                 raise
-            raise KeyboardInterrupt(f"{error}:\n  {launch.resuming(self.command)}") from error
+            stopped = Terminated if error.signal == signal.SIGTERM else KeyboardInterrupt
+            raise stopped(f"{error}:\n  {self.going_on}") from error
         if self.group.rank:
             trainer.session.take_part()
             return None
@@ -407,6 +417,11 @@ class TrainingRun:
         said = (*(f"--{name} " for name in (*course, "reinitialize")), "MODEL ", "model ")
         return notes + [f"taken from here on: {option}" for option in self.otherwise if not option.startswith(said)]
 
+    @property
+    def _of_command(self) -> dict[str, Any]:
+        """What the record keeps of the command, for one that goes on from any folder."""
+        return {OWN_OPTIONS: dict(self.own_options), WORKING_FOLDER: os.getcwd()}
+
     def _record_end(self, result: TrainingResult, tuned: Mapping[str, Any] | None) -> None:
         """Note in the record what the run came to, and of a run that tunes, which epoch was exported."""
         ending = {"best": result.best, "tuned": tuned, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
@@ -443,6 +458,7 @@ class TrainingRun:
             "environment": environment(),
             "session": session,
             "batch_size": self.course.batch_size,
+            **self._of_command,
             RESULTS: self._results(),
         }
         write_text(self.folder / CONFIGURATION, self.configuration)

@@ -16,7 +16,8 @@ from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import values_of
-from burnish.cli.repetition import OTHERWISE, configuration_of
+from burnish.cli.repetition import configuration_of
+from burnish.cli.resumption import OTHERWISE, own_options
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten
 from burnish.cli.training_run import TrainingRun
 from burnish.compiler.options import CompileOptions
@@ -45,6 +46,7 @@ class TuningRun(Run):
         context, data, pixels, texts, course, results, watching: of the command.
         patience: of early stopping.
         adapter_forms: in which adapters are written beside the tuned model.
+        going_on: the command line that goes on with the run.
         trials: what was compiled of the stages when they were chosen; empty where the run goes on.
     """
 
@@ -57,6 +59,7 @@ class TuningRun(Run):
     watching: Watching
     patience: int | None
     adapter_forms: Sequence[str]
+    going_on: str
     trials: Sequence[Trial | None] = ()
 
     def say(self, line: str) -> None:
@@ -113,6 +116,8 @@ class TuningRun(Run):
             otherwise=self.context.meta.get(OTHERWISE, ()),
             split_seed=self.course.seed,
             split_folder=self.folder,
+            going_on=self.going_on,
+            own_options=own_options(self.context),
         )
         result = run.train()
         assert result is not None

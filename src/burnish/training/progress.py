@@ -12,7 +12,7 @@ from typing import Protocol, TextIO, runtime_checkable
 from burnish.errors import ConfigurationError, escaped
 from burnish.settings import call_hint
 
-LINE_EVERY_SECONDS = 30.0
+LINE_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Silent:
 
 
 class Lines:
-    """One line an epoch, and one every 30 seconds within it: for logs and pipes."""
+    """One line an epoch, and one a minute at most within it: for logs and pipes."""
 
     def __init__(self) -> None:
         self._speed = _Speed()
@@ -109,11 +109,13 @@ class Lines:
 
     def start(self, step: int, steps: int) -> None:
         self._speed.start(step)
+        self._last_line = time.monotonic()
 
     def step(self, reached: Reached) -> None:
         self._speed.step(reached)
         if time.monotonic() - self._last_line >= LINE_EVERY_SECONDS:
-            self._print(f"step {reached.step}/{reached.steps}, {self._described(reached)}")
+            place = f"epoch {reached.epoch}/{reached.epochs}, step {reached.step:,} of {reached.steps:,}"
+            self._print(f"{place}  {figures(reached.metrics)}  {self._speed.text(reached)}")
 
     def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
         self._print(epoch_line(reached, evaluation) + f"  {self._speed.text(reached)}")
@@ -123,9 +125,6 @@ class Lines:
 
     def close(self) -> None:
         pass
-
-    def _described(self, reached: Reached) -> str:
-        return f"{figures(reached.metrics)}  {self._speed.text(reached)}"
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()

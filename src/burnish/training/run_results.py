@@ -1,4 +1,4 @@
-"""The results of a run: ``metrics.csv``, ``curves.png``, what the trainer returns, and how Ctrl-C ends a run."""
+"""The results of a run: ``metrics.csv``, ``curves.png``, what the trainer returns, and how Ctrl-C or SIGTERM ends a run."""
 
 from __future__ import annotations
 
@@ -173,52 +173,63 @@ class TrainingResult:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a run, after its state was saved.
+    """Ctrl-C or SIGTERM stopped a run, after its state was saved.
 
     Attributes:
         checkpoint: the file to resume from.
+        signal: the number of the signal, ``signal.SIGINT`` or ``signal.SIGTERM``.
     """
 
-    def __init__(self, checkpoint: Path, epoch: int, batch: int):
+    def __init__(self, checkpoint: Path, epoch: int, batch: int, signal: int = signal.SIGINT):
         super().__init__(
             f"Stopped in epoch {epoch + 1} after {batch} of its batches. Everything is saved in '{checkpoint}'; "
             "resume, and training goes on as if it had not stopped"
         )
         self.checkpoint = checkpoint
+        self.signal = signal
 
 
-class CtrlCNoted:
-    """While it is entered, Ctrl-C is only noted. A second one, before ``taken``, stops at once.
+class StopNoted:
+    """While it is entered, Ctrl-C and SIGTERM are only noted. A second one, before ``taken``, stops at once.
 
-    Python delivers signals to the main thread alone: elsewhere KeyboardInterrupt stays the caller's.
+    Python delivers signals to the main thread alone: elsewhere they stay the caller's, and so does SIGTERM if the program handles
+    it in its own way.
     """
 
     stops_runs = True
-    """A run that does not end soon after Ctrl-C is stopped (``burnish.stopping``)."""
+    """A run that does not end soon after the signal is stopped (``burnish.stopping``)."""
 
     def __init__(self) -> None:
-        self._noted = False
-        self._earlier: Any = None
+        self._noted: int | None = None
+        self._earlier: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._earlier = signal.signal(signal.SIGINT, self)
-            watch_interrupts()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._earlier = {signal.SIGINT: signal.signal(signal.SIGINT, self)}
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is signal.SIG_DFL or getattr(handler, "stops_runs", False):
+            self._earlier[signal.SIGTERM] = signal.signal(signal.SIGTERM, self)
+        watch_interrupts()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._earlier)
+            for number, handler in self._earlier.items():
+                signal.signal(number, handler)
 
     @property
-    def noted(self) -> bool:
-        """Return whether Ctrl-C was pressed since ``taken`` was last asked."""
+    def noted(self) -> int | None:
+        """Return the signal that came since ``taken`` was last asked, or None."""
         return self._noted
 
-    def taken(self) -> bool:
-        """Return whether Ctrl-C was pressed since this was last asked."""
-        noted, self._noted = self._noted, False
+    def taken(self) -> int | None:
+        """Return the signal that came since this was last asked, or None."""
+        noted, self._noted = self._noted, None
         return noted
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._noted = True
-        signal.signal(signal.SIGINT, self._earlier)
+        self._noted = number
+        self._restore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 import time
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ from burnish.training.progress import Reached, progress_of
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.run_position import Position, StepClock
-from burnish.training.run_results import CtrlCNoted, Row, TrainingInterrupted, TrainingResult
+from burnish.training.run_results import Row, StopNoted, TrainingInterrupted, TrainingResult
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.trainer_options import TrainerOptions
 from burnish.version import __version__
@@ -138,7 +139,7 @@ class Trainer:
         self._callbacks = Callbacks(options.callbacks, self._group.rank == 0)
         self._progress = progress_of(options.progress, self._group.rank == 0)
         self.run_folder = self._open_folder(course, options.keep_checkpoints, options.journal)
-        self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
+        self._stop, self._stop_vote, self._position = StopNoted(), workers.StopVote(self._group), Position()
         try:
             self._agree(course, data.evaluation)
             self._check_folder(options.resume or options.overwrite)
@@ -240,8 +241,8 @@ class Trainer:
 
         Raises:
             CallbackError: a callback failed; the state is saved.
-            TrainingInterrupted: Ctrl-C, after the state was saved. The step under way is finished; it is stopped if it does not
-                end within two seconds.
+            TrainingInterrupted: Ctrl-C or SIGTERM, after the state was saved. The step under way is finished; it is stopped if it
+                does not end within two seconds. A second signal ends the process at once.
             EngineError: a step took longer than ``step_timeout``; the state from before it is saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
             WorkerError: another worker is gone; the state from before the step is saved.
@@ -264,7 +265,7 @@ class Trainer:
             ):
                 self._progress.note(note)
             self.session.limit(self._limit)
-            with self._ctrl_c, nullcontext() if self._group.world_size == 1 else runs_kept():
+            with self._stop, nullcontext() if self._group.world_size == 1 else runs_kept():
                 self._callbacks.call("on_run_begin", self)
                 self._stop_vote.begin(self._wish())
                 self._stop_if_asked()
@@ -308,7 +309,7 @@ class Trainer:
         try:
             while not self.finished:
                 self._run_epoch()
-        except RunStopped:  # by Ctrl-C: the step did not end soon after it
+        except RunStopped:  # by a signal: the step did not end soon after it
             if self._group.world_size == 1:
                 self._stop_if_asked()
             raise
@@ -495,21 +496,22 @@ class Trainer:
 
     def _wish(self) -> int:
         """What this worker wants, for the vote."""
-        if self._ctrl_c.noted:
-            return workers.INTERRUPT
+        if self._stop.noted is not None:
+            return workers.TERMINATE if self._stop.noted == signal.SIGTERM else workers.INTERRUPT
         return workers.GO_ON if self._callbacks.stop_reason is None else workers.STOP
 
     def _stop_if_asked(self) -> None:
-        """Save the state and leave the loop where Ctrl-C was pressed, or a callback asked for the end."""
+        """Save the state and leave the loop if Ctrl-C, SIGTERM or a callback asked for the end."""
         alone = self._group.world_size == 1
         wish = self._wish() if alone else self._stop_vote.passed()
         if wish == workers.GO_ON:
             return
-        self._ctrl_c.taken()
+        self._stop.taken()
         self._save()
         if wish == workers.STOP:
             raise StoppedByCallback
-        raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch)
+        number = signal.SIGTERM if wish == workers.TERMINATE else signal.SIGINT
+        raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch, number)
 
     def _draw(self, at_once: bool = False) -> None:
         reason = self.run_folder.draw(at_once)

@@ -25,8 +25,8 @@ SAMPLES_COMPARED = 5
 Result = TypeVar("Result")
 
 
-GO_ON, STOP, INTERRUPT = range(3)
-"""What a worker wants: to go on, the end that a callback asked for, or the end that Ctrl-C asks for."""
+GO_ON, STOP, INTERRUPT, TERMINATE = range(4)
+"""What a worker wants: to go on, or the end that a callback, Ctrl-C or SIGTERM asked for."""
 
 
 class StopVote:
@@ -40,7 +40,7 @@ class StopVote:
         self._vote: tuple[torch.Tensor, Pending] | None = None
 
     def begin(self, wish: int) -> None:
-        """Cast this worker's vote (``GO_ON``, ``STOP``, ``INTERRUPT``); all workers do, at each step."""
+        """Cast this worker's vote (``GO_ON``, ``STOP``, ``INTERRUPT``, ``TERMINATE``); all workers do, at each step."""
         if self._group.world_size == 1:
             return
         import torch
