@@ -29,6 +29,7 @@ from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.data.splitting import held_out, parts, read_split
 from burnish.data.text.settings import TOKENIZER
+from burnish.data.text.chat_template import SETTINGS_FILES, TokenizerSettings
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
@@ -436,6 +437,7 @@ class TrainingRun:
     ) -> None:
         """Write into the folder the program, and what the run was started with."""
         tokenizer = None if self.texts.tokenizer is None else self.texts.tokenizer.read_bytes()  # perhaps the one that is there
+        beside = self._beside_tokenizer(described)
         remove_results(self.folder)  # of the run that is overwritten: they would pass for this run's
         if not self.is_tuning:
             remove_tuning(self.folder, self.model)
@@ -443,6 +445,10 @@ class TrainingRun:
         if tokenizer is not None:
             with replacing(self.folder / TOKENIZER) as partial:
                 partial.write_bytes(tokenizer)
+            for name in SETTINGS_FILES:
+                (self.folder / name).unlink(missing_ok=True)
+        for name, text in beside.items():
+            write_text(self.folder / name, text)
         record = {
             "command": launch.command_line(self.command),
             "model": str(self.model),
@@ -463,6 +469,12 @@ class TrainingRun:
         }
         write_text(self.folder / CONFIGURATION, self.configuration)
         write_text(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+    def _beside_tokenizer(self, described: DataDescription) -> dict[str, str]:
+        """The files that the run keeps beside its tokenizer: those of special tokens and a chat template, of a causal model."""
+        if self.texts.tokenizer is None or described.text is None or described.text.task != "causal":
+            return {}
+        return TokenizerSettings.beside(self.texts.tokenizer).with_template(self.texts.chat_template).files()
 
     def _results(self) -> list[str]:
         """The files that this run writes into its folder where the command says so: a run that overwrites it removes them."""

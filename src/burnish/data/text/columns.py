@@ -14,10 +14,14 @@ from burnish.data.dataset import group_values
 from burnish.data.huggingface import class_column, is_columnar
 from burnish.data.missing_values import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
+from burnish.data.text.chat_template import Conversation
+from burnish.data.text.conversations import MESSAGES, TOOLS, Pair, answer_columns, read_answers, rows_as_columns
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
 from burnish.untrusted_files import read_json
 
+TOKEN_LABELS, UNCOUNTED = "labels", -100
+"""A column of labels beside tokens, as Hugging Face has them: the tokens, and -100 at those that do not count."""
 TEXT_COLUMNS = ("text", "sentence", "document", "content")
 TOKENS, MASK = "input_ids", "attention_mask"
 FILES = {".txt": "txt", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -34,6 +38,11 @@ class Texts:
         labels: of each sample, names or numbers; None where there are none.
         classes: names of the classes in the order of their indices, where the data say so.
         source: what to call the data in an error.
+        pairs: of each sample its prompt and completion, where the data hold them.
+        conversations: of each sample its messages, where the data hold them.
+        counted: which of the tokens count, of each sample, where the data say so.
+        unread: columns that are not read.
+        places: what to call each sample, where it is not its number.
         left_out: how many empty texts were left out.
         is_written: whether labels are as a file of texts writes them: numbers are texts too.
         groups: of each sample; None where no column of them was asked for.
@@ -49,6 +58,11 @@ class Texts:
     is_written: bool = False
     groups: np.ndarray | None = None
     label: str | None = None
+    pairs: Sequence[Pair] | None = None
+    conversations: Sequence[Conversation] | None = None
+    counted: Sequence[np.ndarray] | None = None
+    unread: tuple[str, ...] = ()
+    places: Sequence[str] | None = None
 
     def read_labels(self, known: Sequence[str] | None) -> np.ndarray | None:
         """Return the labels, as numbers where all of them are: they are class indices then, or values, as those of a table are.
@@ -63,14 +77,30 @@ class Texts:
         numbers, is_missing = column_of_text(written)
         return self.labels if is_missing.any() else numbers
 
+    @property
+    def form(self) -> str:
+        """What the samples are: ``tokens``, ``pairs``, ``messages``, ``dialogues`` (pairs of messages) or ``text``."""
+        if self.conversations is not None:
+            return "messages" if self.conversations[0].prompt is None else "dialogues"
+        return "pairs" if self.pairs is not None else "text" if self.tokens is None else "tokens"
+
+    def place(self, index: int) -> str:
+        """Return what to call a sample in a message."""
+        return f"sample {index}" if self.places is None else self.places[index]
+
     def __len__(self) -> int:
-        rows = self.tokens if self.texts is None else self.texts
-        assert rows is not None
+        rows = next(each for each in (self.tokens, self.pairs, self.conversations, self.texts) if each is not None)
         return len(rows)
 
 
 def read_texts(
-    source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data", group: str | None = None
+    source: Any,
+    column: str | None,
+    label: str | None,
+    labelled: bool,
+    name: str = "data",
+    group: str | None = None,
+    is_causal: bool = False,
 ) -> Texts:
     """Read texts.
 
@@ -81,20 +111,23 @@ def read_texts(
         labelled: whether labels are wanted.
         name: what to call data that are no file.
         group: the column with the group of each text.
+        is_causal: True to read prompts with completions, and messages, too.
 
     Raises:
         DataError: nothing there, an unknown format, no such column, or a value that is no text.
     """
     if isinstance(source, Path) or (isinstance(source, str) and Path(source).suffix.lower() in FILES):
-        return _of_file(Path(source), column, label, labelled, group)
+        return _of_file(Path(source), column, label, labelled, group, is_causal)
+    if isinstance(source, list) and (rows := rows_as_columns(source, name)) is not None:
+        source = rows
     if is_columnar(source):
         features = getattr(source, "features", {})
         columns = [each for each in source.column_names if each != group]
         label = label or (class_column(source, columns) if labelled else None)
         read = {each: source[each] for each in source.column_names}
-        return _of_columns(read, column, label, labelled, name, features, group=group)
+        return _of_columns(read, column, label, labelled, name, features, group=group, is_causal=is_causal)
     if isinstance(source, Mapping):
-        return _of_columns(source, column, label, labelled, name, group=group)
+        return _of_columns(source, column, label, labelled, name, group=group, is_causal=is_causal)
     if group is not None:
         group_values(None, group, name, "none: these are texts without columns")
     if isinstance(source, tuple) and len(source) == 2:
@@ -108,7 +141,7 @@ def read_texts(
     )
 
 
-def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, group: str | None) -> Texts:
+def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, group: str | None, is_causal: bool) -> Texts:
     kind = FILES.get(path.suffix.lower())
     if not path.is_file() or kind is None:
         raise DataError(f"{path}: {'no such file' if kind else 'no file of texts'}; text is {FORMATS}")
@@ -122,7 +155,7 @@ def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, 
         columns, lines = csv.read_columns(path)
     else:
         columns = parquet.read_columns(path)
-    texts = _of_columns(columns, column, label, labelled, str(path), lines=lines, group=group)
+    texts = _of_columns(columns, column, label, labelled, str(path), lines=lines, group=group, is_causal=is_causal)
     return replace(texts, is_written=kind == "csv")
 
 
@@ -182,17 +215,23 @@ def _of_columns(
     features: Mapping[str, Any] | None = None,
     lines: Sequence[int] | None = None,
     group: str | None = None,
+    is_causal: bool = False,
 ) -> Texts:
     if group is not None:
         values = np.asarray(_whole(columns[group], group, source, lines)) if group in columns else None
         groups = group_values(values, group, source, ", ".join(map(repr, columns)))
         rest = {each: held for each, held in columns.items() if each != group}
-        made = _of_columns(rest, column, label, labelled, source, features, lines)
+        made = _of_columns(rest, column, label, labelled, source, features, lines, is_causal=is_causal)
         return replace(made, groups=groups)
     names = list(columns)
+    if is_causal and (TOKENS not in names or column is not None):
+        used = answer_columns(names if column is None else [column])
+        if used and (column is None or column == MESSAGES):
+            return _with_answers(columns, used, source, lines)
     chosen = label or next((name for name in names if name.lower() in LABEL_COLUMNS), None)
     tokens: list[Tokens] | None = None
     texts: list[str] = []
+    held = ""
     if TOKENS in names and column is None:
         tokens = _tokens(columns, source)
     else:
@@ -201,7 +240,12 @@ def _of_columns(
         others = [name for name in names if name != held]
         chosen = chosen or (others[0] if len(others) == 1 else None)
     if not labelled:
-        return _made(texts, None, tokens, source, labelled)
+        made = _made(texts, None, tokens, source, labelled)
+        if not is_causal:
+            return made
+        read = {held} if tokens is None else {TOKENS, MASK, TOKEN_LABELS}
+        unread = tuple(name for name in names if name not in read)
+        return replace(made, counted=_counted(columns, tokens, source), unread=unread, places=_places(lines))
     if chosen is None or chosen not in names:
         missing = f"no column '{chosen}'" if chosen else "no column is called label, y or target"
         raise DataError(f"{source}: {missing}, and labels are to be learned; the columns are {', '.join(names)}")
@@ -221,6 +265,43 @@ def _of_columns(
             raise DataError(f"{source}: the label {wrong} is none of the {len(classes)} classes; leave these samples out")
         values = np.asarray(classes)[values]
     return replace(_made(texts, values, tokens, source, labelled, classes=classes), label=chosen)
+
+
+def _with_answers(columns: Mapping[str, Any], used: Sequence[str], source: str, lines: Sequence[int] | None) -> Texts:
+    """The texts of columns with prompts and completions, or with messages."""
+    whole = {name: _whole(columns[name], name, source, lines) for name in used}
+    if not whole[used[0]]:
+        raise DataError(f"{source}: no texts")
+    known = {**columns, **whole}
+    count = len(whole[used[0]])
+    places = _places(lines) or [f"sample {row}" for row in range(count)]
+    answers = read_answers(known, used, source, places)
+    unread = tuple(name for name in columns if name not in (*used, TOOLS))
+    is_of_texts = isinstance(answers[0], tuple)
+    held: dict[str, Any] = {"pairs" if is_of_texts else "conversations": answers}
+    return Texts(None, None, None, None, source, unread=unread, places=places, **held)
+
+
+def _places(lines: Sequence[int] | None) -> list[str] | None:
+    return None if lines is None else [f"line {line}" for line in lines]
+
+
+def _counted(columns: Mapping[str, Any], tokens: Sequence[Tokens] | None, source: str) -> list[np.ndarray] | None:
+    """Which tokens count, by a column of labels beside them: the tokens themselves, and -100 at those that do not."""
+    if tokens is None or TOKEN_LABELS not in columns:
+        return None
+    labels = [np.asarray(row) for row in columns[TOKEN_LABELS]]
+    if any(row.ndim != 1 for row in labels):  # one of each text, which a language model does not learn
+        return None
+    if MASK in columns:
+        labels = [row[np.asarray(mask, dtype=bool)] for row, mask in zip(labels, columns[MASK], strict=True)]
+    for index, (row, own) in enumerate(zip(labels, tokens, strict=True)):
+        if len(row) != len(own) or np.any((row != UNCOUNTED) & (row != np.asarray(own))):
+            raise DataError(
+                f"{source}: '{TOKEN_LABELS}' of sample {index} are neither its tokens nor {UNCOUNTED}: give the tokens "
+                "themselves, which are shifted by one later, or leave the column out"
+            )
+    return [row != UNCOUNTED for row in labels]
 
 
 def _whole(values: Iterable[Any], name: str, source: str, lines: Sequence[int] | None) -> list[Any]:

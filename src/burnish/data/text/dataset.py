@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,16 @@ from burnish.data.data_spec import DataSpec, fit_label
 from burnish.data.missing_values import alike_but_for_case, marks_among
 from burnish.data.model_metadata import DataDescription
 from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
-from burnish.data.text.settings import Text, TextDescription
+from burnish.data.text.conversations import marked_conversations, marked_pairs, settle_train_on
+from burnish.data.text.settings import ALL, Text, TextDescription
 from burnish.data.text.tokenizer import TextTokenizer
 from burnish.data.text.tokens import Masking, Tokens, TokenTable, next_tokens, order_by_length
-from burnish.errors import DataError
+from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry
 
 SEGMENTS, PLACES = "token_type_ids", "position_ids"
+SHOWN = 5
+"""How many texts a note names."""
 CLASSES_LAST = "cross_entropy:class_axis=-1"
 
 
@@ -32,7 +36,8 @@ class TextDataset:
     A batch holds what the program has of ``input_ids``, ``attention_mask`` (1 at tokens, 0 at padding), ``token_type_ids`` (0)
     and ``position_ids``, [samples, tokens]; a model with a single input has its tokens there, whatever it is called. The labels
     are those of the texts [samples], or of each token [samples, tokens]: with the task ``masked`` the token that stood there, at
-    those that were chosen; with ``causal`` the next one.
+    those that were chosen; with ``causal`` the next one, as far as it counts (``Text.train_on``). A text without a token that
+    counts, as its answer is cut off, is left out, and named.
 
     Args:
         source: what ``burnish.data.text.columns.read_texts`` reads: a path, a data set of Hugging Face, columns by name,
@@ -80,7 +85,12 @@ class TextDataset:
             known is not None and known.length is not None and (text.length or 0) <= known.length
         )
         is_labelled = text.task == "label" and spec.label is not None
-        texts = read_texts(source, text.column, label, is_labelled, name, group)
+        is_causal = text.task == "causal"
+        texts = read_texts(source, text.column, label, is_labelled, name, group, is_causal)
+        if is_causal:
+            form = "text" if texts.form == "tokens" and texts.counted is None else texts.form
+            train_on = settle_train_on(form, text.train_on, None if known is None else known.train_on, texts.source)
+            self.text = text = replace(text, train_on=train_on)
         self._source, self.cut, self.groups = texts.source, 0, texts.groups
         self._by = "class" if texts.label is None else f"'{texts.label}'"
         self._texts: np.ndarray | None = None
@@ -88,7 +98,10 @@ class TextDataset:
         self._tokenizer = tokenizer
         self._check_tokenizer(tokenizer, spec, texts)
         self._notes = [f"{texts.left_out} empty lines are left out"] if texts.left_out else []
+        if texts.unread:
+            self._notes.append(f"not read: {', '.join(map(repr, texts.unread))}")
         self._padding = 0 if tokenizer is None or tokenizer.padding is None else tokenizer.padding
+        self._check_padding_side()
         self._table = self._tokens(texts, tokenizer)
         self._check_vocabulary(tokenizer)
         self._masking: Masking | None = None
@@ -137,10 +150,9 @@ class TextDataset:
         part, places = copy.copy(self), np.asarray(indices, np.int64)
         part._tokenizer, part.groups, part._texts = self._tokenizer, None, None  # of a copy the tokenizer is left out
         if self._texts is not None:
-            pieces = (self._table.tokens[self._texts[place] : self._texts[place + 1]] for place in places)
-            part._table = part._without_empty(TokenTable(pieces).joined(self.text.length or 0))
+            part._table = part._without_empty(self._table.kept(places, self._texts).joined(self.text.length or 0))
         else:
-            part._table = TokenTable(self._table.text(place) for place in places)
+            part._table = self._table.kept(places)
             part._labels = None if self._labels is None else self._labels[places]
         part._bucket_of = np.searchsorted(self._buckets, part._table.lengths)
         part.note = self.note if like is None else None
@@ -178,21 +190,25 @@ class TextDataset:
 
     def _batch(self, indices: np.ndarray, extent: int, seed: int, epoch: int) -> dict[str, np.ndarray]:
         """Texts padded to so many tokens, as an epoch has them."""
-        tokens, is_token = self._table.filled(indices, extent)
+        from_left = self.text.padding_side == "left"
+        tokens, is_token = self._table.filled(indices, extent, from_left)
         labels: np.ndarray | None = None
         if self._masking is not None:
             labels = np.full_like(tokens, self._ignored)
             for row, index in enumerate(indices.tolist()):
                 text = self._table.text(index)
                 replaced, chosen = self._masking.masked(text, seed, epoch, index)
-                tokens[row, : len(text)] = replaced
-                labels[row, : len(text)][chosen] = text[chosen]
+                places = np.flatnonzero(is_token[row])
+                tokens[row, places] = replaced
+                labels[row, places[chosen]] = text[chosen]
         elif self._labels is not None:
             labels = self._labels[indices]
         elif self._label is not None:
-            labels = next_tokens(tokens, is_token, self._ignored)
+            labels = next_tokens(tokens, is_token, self._ignored, self._table.is_counted(indices, is_token))
         tokens[~is_token] = self._padding
         places = np.broadcast_to(np.arange(extent), tokens.shape)
+        if from_left:
+            places = np.maximum(np.cumsum(is_token, axis=1) - 1, 0)
         made = {TOKENS: tokens, MASK: is_token, SEGMENTS: np.zeros_like(tokens), PLACES: places}
         batch = {entry.name: _as(entry, made[role]) for role, entry in self._inputs.items()}
         if labels is not None and self._label is not None:
@@ -200,21 +216,55 @@ class TextDataset:
         return batch
 
     def _tokens(self, texts: Texts, tokenizer: TextTokenizer | None) -> TokenTable:
-        if texts.tokens is not None:
+        if texts.counted is not None and texts.tokens is not None and self.text.train_on != ALL:
+            table = self._with_counted(zip(texts.tokens, texts.counted, strict=True), texts)
+        elif texts.tokens is not None:
             rows = enumerate(texts.tokens)
             table = TokenTable(row if self.text.joined else self._fitted(row, partial(_same, row), index) for index, row in rows)
         else:
             assert tokenizer is not None
-            assert texts.texts is not None
-            table = TokenTable(self._encoded(texts.texts, tokenizer))
+            if texts.texts is None:
+                table = self._with_counted(self._answers(texts, tokenizer), texts)
+            else:
+                table = TokenTable(self._encoded(texts.texts, tokenizer))
         if self.cut:
             self._notes.append(
                 f"of {len(texts):,} texts, {self.cut:,} had more than {self.text.length} tokens, and lost the rest"
             )
         if not self.text.joined:
-            return self._without_empty(table)
+            return self._without_empty(table, texts)
         self._texts = table.starts
         return self._without_empty(table.joined(self.text.length or 0))
+
+    def _answers(self, texts: Texts, tokenizer: TextTokenizer) -> Iterator[tuple[Tokens, np.ndarray]]:
+        """The tokens of texts with answers, and which of them count."""
+        train_on = str(self.text.train_on)
+        if texts.pairs is not None:
+            marked = marked_pairs(texts.pairs, train_on)
+        else:
+            assert texts.conversations is not None
+            settings = tokenizer.settings.with_template(self.text.chat_template)
+            if settings.template is None:
+                self._notes.append(
+                    "the tokenizer has no chat template: messages are written as their role, a line break and their content "
+                    "(--chat-template for another)"
+                )
+            marked = marked_conversations(texts.conversations, train_on, settings, self._source)
+        for tokens, counted in tokenizer.encode_marked(marked):
+            if texts.pairs is not None and tokenizer.end is not None and tokens[-1:] != [tokenizer.end]:
+                tokens, counted = [*tokens, tokenizer.end], [*counted, True]
+            yield tokens, np.asarray(counted, bool)
+
+    def _with_counted(self, rows: Iterable[tuple[Tokens, np.ndarray]], texts: Texts) -> TokenTable:
+        """The table of texts of which not all tokens count."""
+        kept: list[Tokens] = []
+        flags: list[np.ndarray] = [np.zeros(0, bool)]
+        for index, (tokens, counted) in enumerate(rows):
+            if not self.text.joined:
+                tokens = self._fitted(tokens, partial(_same, tokens), index, texts.place(index))
+            kept.append(tokens)
+            flags.append(counted[: len(tokens)])
+        return TokenTable(kept, np.concatenate(flags))
 
     def _encoded(self, texts: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Tokens]:
         end = tokenizer.end if self.text.task == "causal" else None
@@ -223,37 +273,55 @@ class TextDataset:
                 tokens = [*tokens, end]
             yield tokens if self.text.joined else self._fitted(tokens, partial(tokenizer.cut, texts[index]), index)
 
-    def _fitted(self, tokens: Tokens, cut: Callable[[], Tokens], index: int) -> Tokens:
+    def _fitted(self, tokens: Tokens, cut: Callable[[], Tokens], index: int, place: str | None = None) -> Tokens:
         """Return the tokens of a text, cut off where there are more than the model takes."""
         length = self.text.length or 0
         if len(tokens) <= length:
             return tokens
         if self.text.too_long == "error":
             raise DataError(
-                f"{self._source}: sample {index} has {len(tokens)} tokens, and {length} at most are read: raise the length, "
-                "shorten the text, or let long ones be cut off (too_long='cut')"
+                f"{self._source}: {place or f'sample {index}'} has {len(tokens)} tokens, and {length} at most are read: raise "
+                "the length, shorten the text, or let long ones be cut off (too_long='cut')"
             )
         self.cut += 1
         return cut()[:length]
 
-    def _without_empty(self, table: TokenTable) -> TokenTable:
+    def _without_empty(self, table: TokenTable, texts: Texts | None = None) -> TokenTable:
         """Leave out what a language model learns nothing of; a text with a label has one token, that of padding."""
         least = {"label": 1, "masked": 1, "causal": 2}[str(self.text.task)]
         short = table.lengths < least
+        if table.counted is not None:
+            table = self._without_unanswered(table, short, texts)
+            short = table.lengths < least
         if not short.any():
             return table
-        texts = [table.text(index) for index in range(len(table))]
         if self.text.task == "label":
+            rows = [table.text(index) for index in range(len(table))]
             self._notes.append(f"{int(short.sum())} texts have no token")
             padding = np.array([self._padding])
-            return TokenTable(padding if empty else text for text, empty in zip(texts, short, strict=True))
-        kept = [text for text, empty in zip(texts, short, strict=True) if not empty]
-        if not kept:
+            return TokenTable(padding if empty else text for text, empty in zip(rows, short, strict=True))
+        if short.all():
             raise DataError(f"{self._source}: no text has {least} tokens or more")
         self._notes.append(f"{int(short.sum())} texts with fewer than {least} tokens are left out")
         if self.groups is not None and not self.text.joined:
             self.groups = self.groups[~short]
-        return TokenTable(kept)
+        return table.kept(np.flatnonzero(~short))
+
+    def _without_unanswered(self, table: TokenTable, short: np.ndarray, texts: Texts | None) -> TokenTable:
+        """Leave out texts without a token that counts, and name them; of pieces of joined texts only see that one counts."""
+        kept = [index for index in range(len(table)) if table.learned(index) and not short[index]]
+        lost = sorted({*range(len(table))}.difference(kept))
+        what = {"completion": "a completion", "assistant": "an answer of the assistant"}.get(self.text.train_on or "", "a token")
+        reason = f"nothing of {what} within {self.text.length} tokens (--max-tokens)"
+        if not kept:
+            raise DataError(f"{self._source}: there is {reason}, in no text: allow more tokens, or give texts with answers")
+        if not lost or texts is None:
+            return table
+        named = ", ".join(map(texts.place, lost[:SHOWN])) + (f" and {len(lost) - SHOWN:,} more" if len(lost) > SHOWN else "")
+        self._notes.append(f"left out, as there is {reason}: {len(lost):,} of {len(table):,}, {named}")
+        if self.groups is not None:
+            self.groups = self.groups[kept]
+        return table.kept(kept)
 
     def _check_tokenizer(self, tokenizer: TextTokenizer | None, spec: DataSpec, texts: Texts) -> None:
         if tokenizer is None:
@@ -265,6 +333,13 @@ class TextDataset:
             raise DataError(
                 f"{self._source}: the model was trained with another tokenizer (checksum {recorded[:12]}, and this one has "
                 f"{tokenizer.checksum[:12]}): give the one that it was trained with"
+            )
+
+    def _check_padding_side(self) -> None:
+        if self.text.padding_side == "left" and MASK not in self._inputs:
+            raise ConfigurationError(
+                f"text: padding_side='left' (--padding-side): the model has no input '{MASK}' to hide padding before a text: "
+                "leave it out, and texts are padded on the right"
             )
 
     def _check_vocabulary(self, tokenizer: TextTokenizer | None) -> None:

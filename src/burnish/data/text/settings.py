@@ -9,10 +9,12 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.options import option
-from burnish.settings import check_settings, read_whole, split
+from burnish.settings import check_settings, read_whole, split, suggestion
 from burnish.validation import is_number, is_whole
 
 TASKS = ("label", "masked", "causal")
+TRAIN_ON = (COMPLETION, ASSISTANT, ALL) = ("completion", "assistant", "all")
+SIDES = ("right", "left")
 LONGEST = 512
 SHORTEST_BUCKET = 16
 
@@ -39,7 +41,13 @@ class Text:
         too_long: ``cut`` cuts a longer text off, and counts it; ``error`` refuses it.
         joined: let texts follow each other, and cut them into pieces of ``length``; not for ``label``.
         masked_share: of the tokens, for ``masked``.
-        column: of a table, that holds the texts; None: ``text``, ``sentence``, ``document`` or ``content``, or the only one.
+        column: of a table, that holds the texts; None: ``text``, ``sentence``, ``document`` or ``content``, or the only one. For
+            ``causal`` also ``messages``, or ``prompt`` and ``completion``, which go before.
+        train_on: for ``causal``, the tokens that count in the loss: ``completion``, what follows the prompt, or of messages the
+            last answer; ``assistant``, all answers of the assistant; ``all``. None: ``completion`` for prompt and completion,
+            ``assistant`` for messages, ``all`` for texts.
+        chat_template: for messages, a file of Jinja or its text; None: the tokenizer's own.
+        padding_side: ``right``, after a text, or ``left``, before it, which needs a model with an ``attention_mask``.
 
     Raises:
         ConfigurationError: a setting out of range, or of no meaning for the task.
@@ -83,6 +91,25 @@ class Text:
         metavar="NAME",
         spelled="--text-column",
     )
+    train_on: str | None = option(
+        None,
+        help="Tokens that a language model learns: completion, assistant (its messages) or all.",
+        shown_default="the answers, if the data have some",
+        metavar="WHICH",
+    )
+    chat_template: str | Path | None = option(
+        None,
+        help="Template of messages, a file of Jinja.",
+        shown_default="that of the tokenizer",
+        metavar="FILE",
+        kind=Path,
+    )
+    padding_side: str | None = option(
+        None,
+        help="Side of texts that padding is put on: right, or left for a model with an attention_mask.",
+        shown_default="right",
+        metavar="SIDE",
+    )
 
     def __post_init__(self) -> None:
         if self.task not in (None, *TASKS):
@@ -93,6 +120,17 @@ class Text:
             raise ConfigurationError(f"text: too_long must be 'cut' or 'error', not {self.too_long!r}")
         if not is_number(self.masked_share) or not 0 < self.masked_share < 1:
             raise ConfigurationError(f"text: masked_share={self.masked_share!r}: give the share of tokens, between 0 and 1")
+        if self.train_on not in (None, *TRAIN_ON):
+            raise ConfigurationError(
+                f"text: train_on={self.train_on!r} (--train-on): give {', '.join(map(repr, TRAIN_ON))}"
+                f"{suggestion(str(self.train_on), TRAIN_ON)}"
+            )
+        if self.train_on is not None and self.task in ("label", "masked"):
+            raise ConfigurationError(
+                f"text: train_on={self.train_on!r} (--train-on) is for the task 'causal', and this is '{self.task}': leave it out"
+            )
+        if self.padding_side not in (None, *SIDES):
+            raise ConfigurationError(f"text: padding_side={self.padding_side!r} (--padding-side): give 'right' or 'left'")
         if self.joined and self.task in (None, "label"):
             raise ConfigurationError("text: joined texts have no labels of their own: it is for the tasks 'masked' and 'causal'")
         if self.buckets is not None:
@@ -121,6 +159,10 @@ class Text:
                 "text: the loss compares each token with a label, and what is learned is not known: say which task it is, "
                 "'masked' or 'causal' (--task)"
             )
+        if self.train_on is not None and task != "causal":
+            raise ConfigurationError(
+                f"text: train_on={self.train_on!r} (--train-on) is for the task 'causal', and this is '{task}': leave it out"
+            )
         length = self.length or (known and known.length) or fixed or LONGEST
         if fixed is not None and length > fixed:
             raise ConfigurationError(f"text: length={length}, and the model takes {fixed} tokens: give {fixed} at most")
@@ -133,7 +175,8 @@ class Text:
                 f"text: the longest of the buckets is {buckets[-1]}, and texts may have {length} tokens: give a larger one, or a "
                 "smaller length"
             )
-        return replace(self, task=task, length=length, buckets=tuple(buckets))
+        side = self.padding_side or (known and known.padding_side) or "right"
+        return replace(self, task=task, length=length, buckets=tuple(buckets), padding_side=side)
 
 
 TOKENIZER = "tokenizer.json"
@@ -165,7 +208,8 @@ class TextDescription:
     """The description of the texts that a model was trained on.
 
     Attributes:
-        task, length, buckets, joined, masked_share: as ``Text`` has them; None or empty where the model does not say.
+        task, length, buckets, joined, masked_share, train_on, padding_side: as ``Text`` has them; None or empty where the model
+            does not say. ``right`` is not written.
         tokenizer: checksum of the tokenizer; None where there was none.
     """
 
@@ -175,12 +219,15 @@ class TextDescription:
     joined: bool = False
     masked_share: float | None = None
     tokenizer: str | None = None
+    train_on: str | None = None
+    padding_side: str | None = None
 
     @classmethod
     def of(cls, text: Text, checksum: str | None) -> TextDescription:
         """Return what settled settings come to."""
         share = text.masked_share if text.task == "masked" else None
-        return cls(text.task, text.length, tuple(text.buckets or ()), text.joined, share, checksum)
+        side = None if text.padding_side == "right" else text.padding_side
+        return cls(text.task, text.length, tuple(text.buckets or ()), text.joined, share, checksum, text.train_on, side)
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> TextDescription:
@@ -192,7 +239,13 @@ class TextDescription:
         unknown = options.keys() - {each.name for each in fields(cls)}
         known: dict[str, Any] = {name: value for name, value in options.items() if name not in unknown}
         read = cls(**{**known, "buckets": tuple(known.get("buckets", ()))})
-        Text(task=read.task, length=read.length, buckets=read.buckets or None)
+        Text(
+            task=read.task,
+            length=read.length,
+            buckets=read.buckets or None,
+            train_on=read.train_on,
+            padding_side=read.padding_side,
+        )
         if read.tokenizer is not None and not isinstance(read.tokenizer, str):
             raise ConfigurationError(f"text: the checksum of the tokenizer is {read.tokenizer!r}")
         return read
@@ -204,9 +257,13 @@ class TextDescription:
     def text(self) -> str:
         """Return what is done to texts, in words."""
         learned = {"label": "labels", "masked": f"{100 * (self.masked_share or 0):g} % masked", "causal": "the next token"}
+        learned["causal"] += {COMPLETION: " of completions", ASSISTANT: " of the assistant's answers"}.get(
+            self.train_on or "", ""
+        )
         sizes = ", ".join(map(str, self.buckets))
         pieces = f"joined and cut into pieces of {self.length}" if self.joined else f"{self.length} tokens at most"
-        return f"{learned.get(self.task or '', 'tokens')}; {pieces}, padded to {sizes}"
+        side = " on the left" if self.padding_side == "left" else ""
+        return f"{learned.get(self.task or '', 'tokens')}; {pieces}, padded to {sizes}{side}"
 
 
 def powers_of_two(length: int) -> tuple[int, ...]:

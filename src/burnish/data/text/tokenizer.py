@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from burnish.data.text.chat_template import TokenizerSettings
 from burnish.errors import DataError
 from burnish.installing import install_command
 from burnish.untrusted_files import read_bytes
@@ -22,6 +25,26 @@ MASKS = ("[MASK]", "<mask>")
 PADDINGS = ("[PAD]", "<pad>")
 ENDS = ("<|endoftext|>", "</s>", "[SEP]", "<eos>")
 Encode = Callable[[Sequence[str]], list[list[int]]]
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A text of which parts count in the loss.
+
+    Attributes:
+        text: the whole.
+        spans: the parts that count, as places of characters from and to, ascending.
+        is_complete: True if its special tokens are written in it, so that the tokenizer adds none.
+    """
+
+    text: str
+    spans: Sequence[tuple[int, int]]
+    is_complete: bool = False
+
+
+EncodeMarked = Callable[[Sequence[MarkedText]], list[tuple[list[int], list[bool]]]]
 
 
 class TextTokenizer:
@@ -37,7 +60,7 @@ class TextTokenizer:
         name: the path that it was read from, for messages.
         size: how many tokens there are.
         special: those that stand for no piece of text.
-        mask, padding, end: the token that stands for a gap, for padding, and for the end of a text; None where there is none.
+        mask, padding: the token that stands for a gap, and for padding; None where there is none.
         checksum: of all that decides what becomes of a text.
 
     Raises:
@@ -45,7 +68,7 @@ class TextTokenizer:
     """
 
     def __init__(self, source: Any, length: int):
-        self.name = "the tokenizer"
+        self.name, self._source = "the tokenizer", source
         if isinstance(source, str | Path):
             self.name, source = str(source), _read(Path(source))
         source = getattr(source, "backend_tokenizer", source)
@@ -70,17 +93,41 @@ class TextTokenizer:
         self._decode: Callable[..., Any] | None = whole.decode
         self.size = int(whole.get_vocab_size())
         self.special = frozenset(index for index, token in whole.get_added_tokens_decoder().items() if token.special)
-        self.mask, self.padding, self.end = (_first(whole.token_to_id, names) for names in (MASKS, PADDINGS, ENDS))
+        self._find_end: Callable[[], int | None] = lambda: _first(
+            whole.token_to_id, [*filter(None, [self.settings.tokens.get("eos_token")]), *ENDS]
+        )
+        self.mask, self.padding = (_first(whole.token_to_id, names) for names in (MASKS, PADDINGS))
+        self._marked = _marked_encoder(whole)
         self.checksum = hashlib.sha256(whole.to_str().encode()).hexdigest()
 
     def _of_transformers(self, source: Any, length: int) -> None:
         self._decode = getattr(source, "decode", None)
         self._whole = lambda texts: source(list(texts), truncation=False, padding=False)["input_ids"]
         self._cut = lambda texts: source(list(texts), truncation=True, max_length=length, padding=False)["input_ids"]
+        self._marked = _marked_by_parts(source)
         self.size = len(source)
         self.special = frozenset(source.all_special_ids)
-        self.mask, self.padding, self.end = source.mask_token_id, source.pad_token_id, source.eos_token_id
+        self._find_end = lambda: source.eos_token_id
+        self.mask, self.padding = source.mask_token_id, source.pad_token_id
         self.checksum = hashlib.sha256(repr(sorted(source.get_vocab().items())).encode()).hexdigest()
+
+    @cached_property
+    def settings(self) -> TokenizerSettings:
+        """What stands beside the tokenizer: special tokens by role, and a chat template.
+
+        Raises:
+            DataError: a file that cannot be read.
+        """
+        return TokenizerSettings.beside(self._source)
+
+    @cached_property
+    def end(self) -> int | None:
+        """The token at the end of a text: that of ``settings``, else one of a usual name; None where there is none.
+
+        Raises:
+            DataError: the settings cannot be read.
+        """
+        return self._find_end()
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield the tokens of each text, of whatever length.
@@ -90,6 +137,17 @@ class TextTokenizer:
         """
         for start in range(0, len(texts), AT_ONCE):
             yield from self._encoded(self._whole, texts[start : start + AT_ONCE])
+
+    def encode_marked(self, texts: Sequence[MarkedText]) -> Iterator[tuple[list[int], list[bool]]]:
+        """Yield the tokens of each text, of whatever length, and which of them hold a character that counts.
+
+        All texts are complete, or none is. Special tokens that the tokenizer puts after a text count if its last token does.
+
+        Raises:
+            DataError: the tokenizer has no tokens for a text.
+        """
+        for start in range(0, len(texts), AT_ONCE):
+            yield from self._encoded(self._marked, texts[start : start + AT_ONCE])
 
     def words(self, tokens: Sequence[int]) -> str | None:
         """Return tokens as the text that they stand for, without those around it; None where the tokenizer does not tell."""
@@ -103,7 +161,7 @@ class TextTokenizer:
         """
         return self._encoded(self._cut, [text])[0]
 
-    def _encoded(self, encode: Encode, texts: Sequence[str]) -> list[list[int]]:
+    def _encoded(self, encode: Callable[[Sequence[Given]], list[Made]], texts: Sequence[Given]) -> list[Made]:
         try:
             return encode(texts)
         except Exception as error:  # the library raises Exception itself
@@ -136,6 +194,56 @@ def _read(path: Path) -> Any:
 
 def _encoder(tokenizer: Any) -> Encode:
     return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+
+
+def _marked_encoder(tokenizer: Any) -> EncodeMarked:
+    def encode(texts: Sequence[MarkedText]) -> list[tuple[list[int], list[bool]]]:
+        made = []
+        encodings = tokenizer.encode_batch([text.text for text in texts], add_special_tokens=not texts[0].is_complete)
+        for text, encoding in zip(texts, encodings, strict=True):
+            counted = [_overlaps(begin, end, text.spans) for begin, end in encoding.offsets]
+            made.append((encoding.ids, _with_end(counted, [begin == end for begin, end in encoding.offsets])))
+        return made
+
+    return encode
+
+
+def _overlaps(begin: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(begin < stop and start < end for start, stop in spans)
+
+
+def _with_end(counted: list[bool], is_empty: Sequence[bool]) -> list[bool]:
+    """Let tokens of no character at the end of a text count if the one before them does."""
+    last = next((place for place in reversed(range(len(counted))) if not is_empty[place]), -1)
+    return counted if last < 0 or not counted[last] else [*counted[: last + 1], *[True] * (len(counted) - last - 1)]
+
+
+def _marked_by_parts(tokenizer: Any) -> EncodeMarked:
+    """Of a tokenizer that does not say which characters a token is of: parts become tokens one by one."""
+
+    def tokens_of(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode(texts: Sequence[MarkedText]) -> list[tuple[list[int], list[bool]]]:
+        made = []
+        for text in texts:
+            tokens, counted, place = list[int](), list[bool](), 0
+            for begin, end in [*text.spans, (len(text.text), len(text.text))]:
+                for part, counts in ((text.text[place:begin], False), (text.text[begin:end], True)):
+                    own = tokens_of(part)
+                    tokens += own
+                    counted += [counts] * len(own)
+                place = end
+            if not text.is_complete:
+                bare, whole = tokens_of("a"), list(tokenizer("a")["input_ids"])
+                before = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
+                after = whole[before + len(bare) :]
+                counted = [*[False] * before, *counted, *[bool(counted) and counted[-1]] * len(after)]
+                tokens = [*whole[:before], *tokens, *after]
+            made.append((tokens, counted))
+        return made
+
+    return encode
 
 
 def _first(number_of: Callable[[str], int | None], names: Sequence[str]) -> int | None:

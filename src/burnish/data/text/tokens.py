@@ -21,13 +21,15 @@ class TokenTable:
         tokens: of all texts, int32 [all].
         starts: where each text begins, and where the last ends, int64 [texts + 1].
         lengths: tokens of each text, int64 [texts].
+        counted: which of the tokens a language model is to learn, bool [all]; None for all of them.
     """
 
-    def __init__(self, texts: Iterable[Tokens]):
+    def __init__(self, texts: Iterable[Tokens], counted: np.ndarray | None = None):
         pieces = [np.asarray(text, dtype=np.int32) for text in texts]
         self.lengths = np.array([len(piece) for piece in pieces], np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
         self.tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+        self.counted = counted
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,16 +38,55 @@ class TokenTable:
         """Return the tokens of a text, int32 [length]; not to be changed."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
+    def learned(self, index: int) -> int:
+        """Return how many tokens of a text a language model learns, each from those before it."""
+        if self.counted is None:
+            return max(int(self.lengths[index]) - 1, 0)
+        return int(self.counted[self.starts[index] + 1 : self.starts[index + 1]].sum())
+
+    def kept(self, indices: Sequence[int] | np.ndarray, starts: np.ndarray | None = None) -> TokenTable:
+        """Return the table of some of the texts.
+
+        Args:
+            indices: of the texts.
+            starts: where texts begin among all tokens, and where the last ends, if they are others than those of the table.
+        """
+        starts = self.starts if starts is None else starts
+        places = [slice(int(starts[index]), int(starts[index + 1])) for index in indices]
+        counted = None if self.counted is None else np.concatenate([self.counted[:0], *(self.counted[place] for place in places)])
+        return TokenTable([self.tokens[place] for place in places], counted)
+
     def joined(self, length: int) -> TokenTable:
         """Return the tokens of all texts cut into pieces of a length; the last may be shorter."""
-        return TokenTable(self.tokens[start : start + length] for start in range(0, len(self.tokens), length))
+        pieces = (self.tokens[start : start + length] for start in range(0, len(self.tokens), length))
+        return TokenTable(pieces, self.counted)
 
-    def filled(self, indices: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return texts [n, extent], int64, with 0 after each, and which places hold tokens, bool [n, extent]."""
-        is_token = np.arange(extent) < self.lengths[indices][:, None]
+    def filled(self, indices: np.ndarray, extent: int, from_left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return texts [n, extent], int64, with 0 around each, and which places hold tokens, bool [n, extent].
+
+        Args:
+            indices: of the texts, int64 [n].
+            extent: tokens of the longest or more.
+            from_left: True to put what fills a row up before the text, not after it.
+        """
+        lengths = self.lengths[indices][:, None]
+        is_token = np.arange(extent) >= extent - lengths if from_left else np.arange(extent) < lengths
         filled = np.zeros((len(indices), extent), np.int64)
         filled[is_token] = np.concatenate([self.text(index) for index in indices.tolist()] or [self.tokens[:0]])
         return filled, is_token
+
+    def is_counted(self, indices: np.ndarray, is_token: np.ndarray) -> np.ndarray:
+        """Return which places hold tokens that count, bool [n, extent].
+
+        Args:
+            indices, is_token: as ``filled`` takes and returns them.
+        """
+        if self.counted is None:
+            return is_token
+        counted = np.zeros_like(is_token)
+        parts = [self.counted[self.starts[index] : self.starts[index + 1]] for index in indices.tolist()]
+        counted[is_token] = np.concatenate(parts or [self.counted[:0]])
+        return counted
 
 
 def order_by_length(buckets: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -128,14 +169,17 @@ class Masking:
         return replaced, chosen
 
 
-def next_tokens(tokens: np.ndarray, is_token: np.ndarray, ignored: int) -> np.ndarray:
-    """Return, for each place, the token after it, [n, places]; ``ignored`` where there is none.
+def next_tokens(tokens: np.ndarray, is_token: np.ndarray, ignored: int, is_counted: np.ndarray | None = None) -> np.ndarray:
+    """Return, for each place, the token after it, [n, places]; ``ignored`` where there is none, or it does not count.
 
     Args:
         tokens: [n, places].
         is_token: which places hold tokens, and no padding.
         ignored: the label that counts nowhere.
+        is_counted: which tokens count; None for all.
     """
     labels = np.full_like(tokens, ignored)
-    labels[:, :-1] = np.where(is_token[:, 1:], tokens[:, 1:], ignored)
+    # What stands before the first token of a text is padding, from which nothing is learned.
+    is_learned = is_token[:, :-1] & (is_token if is_counted is None else is_counted)[:, 1:]
+    labels[:, :-1] = np.where(is_learned, tokens[:, 1:], ignored)
     return labels
