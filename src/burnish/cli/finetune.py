@@ -33,7 +33,7 @@ class Tuning(OptionGroup):
 
 
 @takes_options(
-    *("reinitialize", "journal", "tables", "start_from", "task", "masked_share", "joined"),
+    *("reinitialize", "journal", "tables", "start_from"),
     defaults={
         "epochs": str(EPOCHS),
         "batch_size": "32, or fewer if data or memory are small",

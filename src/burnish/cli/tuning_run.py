@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from burnish import losses
-from burnish.cli.compilation_options import Compilation, for_language
+from burnish.cli.compilation_options import Compilation
 from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import OptimizerOptions
@@ -99,7 +99,7 @@ class TuningRun(Run):
             _unmixed(self.data_options),
             self.pixels,
             self.texts,
-            for_language(_compilation_of(choices, number, loss), self.texts),
+            _compilation_of(choices, number, loss),
             self._course(choices, number, earlier[-1] if earlier and quantized is None else None),
             self._results(places[number], is_last),
             self.watching if count == 1 else self.watching.of_stage(number + 1, is_last),
@@ -190,6 +190,7 @@ def _compilation_of(choices: Choices, number: int, loss: losses.Loss) -> Compila
     frozen = [name for name, group in stage.groups.items() if group == "frozen"]
     return Compilation(
         optimizer=OptimizerOptions(
+            optimizer=choices.optimizer,
             lr=choices.rate(stage),
             group=scaled or None,
             freeze=frozen or None,

@@ -15,12 +15,15 @@ from burnish.errors import CheckpointError
 from burnish.files.file_writing import write_text
 from burnish.finetuning.planning import Plan
 from burnish.finetuning.quantization import Quantization
+from burnish.finetuning.tasks import LANGUAGE
 from burnish.training.run_files import RECORD, CheckpointFolder, remove_results
 from burnish.training.run_folder import CURVES
 from burnish.training.run_results import STAGES, TABLE
 from burnish.untrusted_files import UNREADABLE, read_json_file
 
 OBJECTS = "objects"
+SGD, ADAMW = "sgd", "adamw:weight_decay=0"
+"""The optimizers of ``Transfer.optimizer``, as the command line names them."""
 CHOICES, START, QUANTIZED, ACCURACIES = "finetune.json", "start.onnx", "quantized.onnx", "quantization.json"
 """In the folder of a run: what was chosen, the model with its new head, the quantized form of the tuned model before it trains as
 such, and the accuracies."""
@@ -54,6 +57,7 @@ class Choices:
         samples: in the data.
         lr, layer_decay, schedule, batch_size: as ``Plan`` has them.
         kind, loss, metrics: of the task, the loss as settings.
+        optimizer: by name, with settings after a colon.
         outputs: what the loss reads, with commas between.
         head: the names of the layer with the classes.
         batch: ``open`` for a file of one sample.
@@ -70,6 +74,7 @@ class Choices:
     kind: str
     loss: Mapping[str, Any]
     metrics: tuple[str, ...]
+    optimizer: str
     outputs: str
     head: Any
     batch: str | None
@@ -96,6 +101,7 @@ class Choices:
             task.kind,
             task.loss.options(),
             tuple(task.metrics),
+            ADAMW if task.kind == LANGUAGE else SGD,
             task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),
             prepared.head.names,
             prepared.batch,

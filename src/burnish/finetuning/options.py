@@ -6,11 +6,12 @@ Nothing heavy is imported here: the help of the command line lists these options
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.compiler.options import CompileOptions, read_outputs
+from burnish.data.text.settings import Text, as_text
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
 from burnish.settings import is_natural_text, suggestion
@@ -179,6 +180,7 @@ class FinetuneOptions(TuningOptions):
         loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
         metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
         label, image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them.
+        train_on: of texts that a language model learns, the tokens that count, as ``burnish.data.Text`` takes it.
     """
 
     eval_data: DataSource | None = option(None)
@@ -199,6 +201,7 @@ class FinetuneOptions(TuningOptions):
     image_size: tuple[int, int] | None = option(None)
     pixels: PixelsLike | None = option(None)
     text: TextLike | None = option(None)
+    train_on: str | None = same_option(Text, "train_on", help=None)
     missing: str = option("error")
 
     def __post_init__(self) -> None:
@@ -226,7 +229,19 @@ class FinetuneOptions(TuningOptions):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that data are opened with."""
-        return {name: getattr(self, name) for name in ("label", "image_size", "pixels", "text", "missing")}
+        options = {name: getattr(self, name) for name in ("label", "image_size", "pixels", "text", "missing")}
+        return options if self.train_on is None else {**options, "text": self._text_with_answers()}
+
+    def _text_with_answers(self) -> Text:
+        """The settings of texts with ``train_on`` among them.
+
+        Raises:
+            ConfigurationError: ``text`` says something else.
+        """
+        text = as_text(self.text) or Text()
+        if text.train_on not in (None, self.train_on):
+            raise ConfigurationError(f"train_on={self.train_on!r}, and text has train_on={text.train_on!r}: give one of them")
+        return replace(text, train_on=self.train_on)
 
     @property
     def running(self) -> dict[str, Any]:

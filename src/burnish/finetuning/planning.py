@@ -15,7 +15,7 @@ from burnish import optim
 from burnish.analysis.memory_plan import planned_peak
 from burnish.compiler.compile import compile
 from burnish.compiler.options import STEPS_PER_EPOCH
-from burnish.data import Dataset, DataSpec
+from burnish.data import Dataset, DataSpec, TextDataset
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
 from burnish.finetuning.options import CONSTANT, ONE_CYCLE, FinetuneOptions
 from burnish.finetuning.preparation import Transfer, folding_said, quietly
@@ -137,7 +137,8 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
     if batch_size is None or lr is None:
         program = trial(last)
         if batch_size is None:
-            batch_size, why = chosen_batch(program, dataset.batch(np.arange(1)), len(dataset))
+            longest = dataset.padded(dataset.longest) if isinstance(dataset, TextDataset) else dataset.batch(np.arange(1))
+            batch_size, why = chosen_batch(program, longest, len(dataset))
             notes.append(why)
         samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
         if lr is None:

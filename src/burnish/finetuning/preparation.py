@@ -16,12 +16,15 @@ from burnish import losses, optim
 from burnish.adapters.graph import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
+from burnish.data.huggingface import is_columnar
+from burnish.data.text.columns import TOKENS
 from burnish.data.splitting import EvalSplit, held_out, parts
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.finetuning.decoders import TRIED_TOKENS, OutputLayer, empty_cache, is_causal, language_output, layers_before
 from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
 from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
-from burnish.finetuning.tasks import Task, absent_classes, is_of_classes, name_of, open_source, task_of
+from burnish.finetuning.tasks import LANGUAGE, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
@@ -29,12 +32,13 @@ from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.sample_axes import find_sample_axes, input_axes
 from burnish.settings import suggestion
-from burnish.surgery import Head, load_peft, lora
-from burnish.surgery.class_layers import ClassLayers
+from burnish.surgery import load_peft, lora
 from burnish.surgery.replace_head import with_a_score_for_each_class
 from burnish.training.run_data import fixed_extent, length_of, within_the_model
 
 HEAD = "head"
+OF_TEXTS = (".txt", ".jsonl")
+"""Files that hold nothing but texts."""
 HEAD_SCALE = 10.0
 """How much faster a head that was drawn anew learns than the layers that were trained already."""
 MOMENTUM = 0.9
@@ -59,7 +63,7 @@ class Transfer:
     """
 
     model: ir.Model
-    head: Head | ClassLayers
+    head: AnyHead
     is_new: bool
     frozen: tuple[str, ...]
     batch: str | None
@@ -88,12 +92,17 @@ class Transfer:
     def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
         """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
 
+        A language model gets AdamW without weight decay, as the gradients of its layers and tables differ by orders of magnitude.
+
         Args:
             rate: a number, or a schedule.
             frozen: as ``groups`` takes it.
             layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
         """
-        plain, groups = optim.sgd(lr=rate, momentum=MOMENTUM), self.groups(frozen)
+        groups = self.groups(frozen)
+        plain: optim.Optimizer = optim.sgd(lr=rate, momentum=MOMENTUM)
+        if self.task.kind == LANGUAGE:
+            plain = optim.adamw(lr=rate, weight_decay=0.0)
         grouped = optim.groups(plain, groups) if groups else plain
         return grouped if layer_decay is None else optim.layerwise_decay(grouped, layer_decay)
 
@@ -145,12 +154,16 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
         DataError: the data cannot be read, or hold no classes.
     """
     model = load(source, sample_axis=options.sample_axis)
+    if bound := empty_cache(model):
+        model = load(source, sample_axis=options.sample_axis, bind=bound)
     find_sample_axes(model.graph)
     batch = "open" if takes_one_sample(model) else None
     if batch is not None:
         settle_outputs(model)
     output, seed = options.head_output, options.seed
     model = with_a_score_for_each_class(model, output if isinstance(output, str) else None)
+    if (language := _language_of(model, data, options)) is not None:
+        return _language_transfer(model, language, data, options, batch, bound)
     task = task_of(model, data, output, options.loss, options.metrics, options.augment)
     old, before = task.head, task.classes
     if task.scores not in (None, before):
@@ -200,6 +213,89 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     return made, dataset
 
 
+def _language_of(model: ir.Model, data: DataSource, options: FinetuneOptions) -> OutputLayer | None:
+    """The output layer of a language model whose data are texts without labels; None for any other model or data."""
+    text, output = as_text(options.text), options.head_output
+    if options.label is not None or not (output is None or isinstance(output, str)):
+        return None
+    if text is None:
+        is_of_texts = isinstance(data, str | Path) and Path(data).suffix.lower() in OF_TEXTS
+        if not is_of_texts and not (is_columnar(data) and TOKENS in data.column_names):  # type: ignore[union-attr]
+            return None
+    elif text.task == "label":
+        return None
+    return language_output(model, output)
+
+
+def _language_transfer(
+    model: ir.Model,
+    language: OutputLayer,
+    data: DataSource,
+    options: FinetuneOptions,
+    batch: str | None,
+    bound: Mapping[str, int | bool],
+) -> tuple[Transfer, Dataset]:
+    """A language model made ready for texts, and the texts; its vocabulary and its output layer stay.
+
+    Raises:
+        ConfigurationError: it is no causal decoder, and is not to learn masked tokens; or an option is for other models.
+    """
+    if options.head == NEW:
+        raise ConfigurationError(
+            "head='new' (--head new): a language model keeps its output layer, which has a score for each token: leave it out"
+        )
+    task = task_of(model, data, options.head_output, options.loss, options.metrics, options.augment, language)
+    known = DataDescription.read(model.metadata_props).text
+    text = as_text(options.reading["text"]) or Text()
+    learned = text.task or (known.task if known is not None and known.task in ("masked", "causal") else "causal")
+    asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
+    reading = {**options.reading, "text": replace(text, task=learned), "split": asked}
+    probe = _probe(model, task, batch)
+    dataset, spec, cut = _opened(probe, data, reading)
+    assert isinstance(dataset, TextDataset)
+    if learned == "causal" and not is_causal(probe, language.output, dataset.text.length or TRIED_TOKENS):
+        raise ConfigurationError(
+            f"finetune: '{language.output}' has scores for each token, and earlier ones change with later tokens: no causal "
+            "decoder.\nSuch a model learns tokens that are masked (task 'masked', --task masked); to generate text, give a "
+            "decoder"
+        )
+    of_model = "a causal decoder learns the next token" if learned == "causal" else "a language model learns masked tokens"
+    notes = [
+        f"task: {of_model}: {task.loss.name} of '{language.output}', {', '.join(task.metrics)}",
+        f"texts: {dataset.described.text()}",
+        f"head: {task.called} kept, with its scores for {language.tokens:,} tokens",
+    ]
+    if bound:
+        named = ", ".join(f"'{name}'" for name in bound)
+        notes.append(f"cache: it is empty ({named}: 0), and the tuned file is without the inputs of the cache")
+    notes += [] if cut is None else [cut]
+    described, given = length_of(dataset, spec), dataset.described
+    described = replace(described, task=given.task, train_on=given.train_on, padding_side=given.padding_side)
+    model.metadata_props.update(DataDescription(text=described).metadata())
+    parted: tuple[Dataset, Dataset | None] = (dataset, None)
+    if asked is not None:
+        split = held_out(dataset, asked, options.seed, spec.label)
+        parted = parts(dataset, split)
+        notes += [split.line, *split.notes]
+    if batch is not None:
+        notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
+    if options.adapters is not None:
+        adapters = options.adapters
+        if isinstance(adapters, Mapping) and not adapters.get("patterns"):
+            adapters = {**adapters, "patterns": layers_before(model, language)}
+        model = _with_adapters(model, None, adapters, options.seed, notes)
+    head = task.head_in(model)
+    frozen = _frozen(model, head, options.freeze_until, task.outputs)
+    if batch is not None:
+        settle_outputs(model)
+    hold_single_precision(model)
+    head = task.head_in(model)
+    if frozen:
+        notes.append(f"frozen: {len(frozen)} weights before {options.freeze_until!r} stay as they are, bit for bit")
+    made = Transfer(model, head, False, frozen, batch, tuple(notes), replace(task, head=head), evaluation=parted[1])
+    return made, parted[0]
+
+
 def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, spec: DataSpec, data: str) -> bool:
     """Whether the head is drawn anew for the classes in data.
 
@@ -247,7 +343,7 @@ def _check_occurring(task: Task, spec: DataSpec, occurring: Sequence[int], data:
         )
 
 
-def _arrays(model: ir.Model, head: Head | ClassLayers) -> dict[str, np.ndarray]:
+def _arrays(model: ir.Model, head: AnyHead) -> dict[str, np.ndarray]:
     """What a head holds."""
     values = ((name, model.graph.initializers[name].const_value) for name in head.initializers)
     return {name: tensor.numpy() for name, tensor in values if tensor is not None}
@@ -287,14 +383,15 @@ def _said(task: Task) -> list[str]:
 
 
 def _with_adapters(
-    model: ir.Model, head: Head | ClassLayers, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
+    model: ir.Model, head: AnyHead | None, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
 ) -> ir.Model:
-    """A model whose head and adapters train; noted is what share of the numbers they are."""
+    """A model whose head, if one is given, and adapters train; noted is what share of the numbers they are."""
+    trained = () if head is None else head.initializers
     before = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
     if isinstance(settings, Mapping):
-        model = lora(model, also_trained=head.initializers, seed=seed, **settings)
+        model = lora(model, also_trained=trained, seed=seed, **settings)
     else:
-        model = load_peft(model, settings, also_trained=head.initializers)
+        model = load_peft(model, settings, also_trained=trained)
     listed = read_adapters(model.metadata_props)
     sizes = [
         value.const_value.size for name in listed.trained if (value := model.graph.initializers[name]).const_value is not None
@@ -302,15 +399,16 @@ def _with_adapters(
     whole = sum(tensor.size for tensor in before.values())
     origin = "" if isinstance(settings, Mapping) else f" of {settings}"
     notes.append(
-        f"adapters: {listed.adapters[-1].variant}{origin} beside {len(listed.adapters)} layers; with the head {sum(sizes):,} "
-        f"numbers train, and the other {whole - sum(before[name].size for name in head.initializers):,} stay as they are"
+        f"adapters: {listed.adapters[-1].variant}{origin} beside {len(listed.adapters)} layers; "
+        f"{'' if head is None else 'with the head '}{sum(sizes):,} numbers train, and the other "
+        f"{whole - sum(before[name].size for name in trained):,} stay as they are"
     )
     return model
 
 
 def _probe(model: ir.Model, task: Task, batch: str | None) -> Program:
     """A program of the model as it is, which tells what data are to fill."""
-    names, metrics = list(task.head.initializers), [name for name in task.metrics if task.kind != "objects"]
+    names, metrics = list(task.head.initializers) or None, [name for name in task.metrics if task.kind != "objects"]
     outputs = task.outputs if isinstance(task.outputs, str) else list(task.outputs)
     with quietly():
         return compile(model, loss=task.loss, optimizer="sgd", trainable=names, outputs=outputs, batch=batch, metrics=metrics)
@@ -377,7 +475,7 @@ def _weights_in_order(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[str]]]:
         yield node, read
 
 
-def _frozen(model: ir.Model, head: Head | ClassLayers, until: str | None, outputs: str | Sequence[str]) -> tuple[str, ...]:
+def _frozen(model: ir.Model, head: AnyHead, until: str | None, outputs: str | Sequence[str]) -> tuple[str, ...]:
     """The initializers before a place in the graph."""
     if until is None:
         return ()

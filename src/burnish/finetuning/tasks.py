@@ -1,4 +1,4 @@
-"""What a file is to learn from data: classes of whole samples, a class for each pixel, or boxes of objects."""
+"""What a file is to learn from data: classes of whole samples, a class for each pixel, boxes of objects, or language."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from burnish.data.formats import format_of
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError, DataError
 from burnish.files.metadata import read_objective
+from burnish.finetuning.decoders import OutputLayer, output_layer
 from burnish.finetuning.detectors import find_detector
 from burnish.graph import FLOATING
 from burnish.losses.base import SIGMOID
@@ -29,7 +30,8 @@ from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
 
-Kind = Literal["classes", "masks", "objects"]
+Kind = Literal["classes", "masks", "objects", "tokens"]
+LANGUAGE: Kind = "tokens"
 CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
 CLASSES_OF_PLACES = "cross_entropy:class_axis=-1"
 SHOWN = 5
@@ -38,7 +40,9 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "classes": ("accuracy",),
     "masks": ("mean_iou", "pixel_accuracy"),
     "objects": ("coco_map", "coco_map:0.5"),
+    "tokens": ("perplexity", "accuracy"),
 }
+AnyHead = Head | ClassLayers | OutputLayer
 VALUES = (losses.MeanSquaredError, losses.MeanAbsoluteError, losses.Huber, losses.SmoothL1)
 """Losses of values, which have no classes."""
 
@@ -48,8 +52,9 @@ class Task:
     """What a model learns.
 
     Attributes:
-        kind: ``classes`` of samples, ``masks`` of pixels, ``objects`` with boxes.
-        head: the layer, or for objects the layers, that the classes come from.
+        kind: ``classes`` of samples, ``masks`` of pixels, ``objects`` with boxes, ``tokens`` of a language.
+        head: the layer, or for objects the layers, that the classes come from; of a language model the layer that gives a score
+            for each token, which is kept.
         outputs: what the loss reads.
         loss: what is minimized.
         metrics: what is reported; the first decides which epoch is best.
@@ -60,7 +65,7 @@ class Task:
     """
 
     kind: Kind
-    head: Head | ClassLayers
+    head: AnyHead
     outputs: str | tuple[str, ...]
     loss: losses.Loss
     metrics: tuple[str, ...]
@@ -79,6 +84,8 @@ class Task:
         """The head, as messages call it."""
         if isinstance(self.head, Head):
             return f"'{self.head.weight.name}' is"
+        if isinstance(self.head, OutputLayer):
+            return f"'{self.head.output if self.head.weight is None else self.head.weight.name}' is"
         weights = self.head.weights
         return f"'{weights[0].name}' is" if len(weights) == 1 else f"'{weights[0].name}' and {len(weights) - 1} more are"
 
@@ -87,12 +94,15 @@ class Task:
         if isinstance(self.head, Head):
             model = replace_head(model, classes, self.head.output, seed)
             return model, replace(self, head=find_head(model, self.head.output))
+        assert isinstance(self.head, ClassLayers)
         scores = classes + self.others
         replace_class_layers(model, self.head, scores, seed, self.is_yes_or_no)
         return model, replace(self, head=replace(self.head, scores=scores))
 
-    def head_in(self, model: ir.Model) -> Head | ClassLayers:
+    def head_in(self, model: ir.Model) -> AnyHead:
         """Return the head in another form of the model, in which it is the same."""
+        if isinstance(self.head, OutputLayer):
+            return output_layer(model, self.head.output)
         if isinstance(self.head, Head):
             return find_head(model, self.head.output)
         scores = next(value for node in model.graph for value in node.outputs if value.name == self.head.output)
@@ -150,6 +160,7 @@ def task_of(
     loss: losses.LossLike | None = None,
     metrics: Sequence[str] | None = None,
     augment: str | ImageAugmentation | None = None,
+    language: OutputLayer | None = None,
 ) -> Task:
     """Tell what a canonical model is to learn from data.
 
@@ -159,10 +170,18 @@ def task_of(
         output: what the loss reads: of a detector boxes and scores.
         loss, metrics: in place of those that fit.
         augment: MixUp and CutMix of it become part of the loss.
+        language: the output layer of a language model, if the data are texts that it is to learn.
 
     Raises:
         ConfigurationError: the model has no head for such data, or what must be said of it.
     """
+    if language is not None:
+        if augment is not None:
+            raise ConfigurationError(
+                "augment: it changes images and rows of tables, and a language model reads texts: leave it out"
+            )
+        chosen = losses.get(CLASSES_OF_PLACES if loss is None else loss)
+        return Task(LANGUAGE, language, language.output, chosen, METRICS[LANGUAGE] if metrics is None else tuple(metrics))
     kind = format_of(data).name if isinstance(data, str | Path) else None
     path = Path(data) if isinstance(data, str | Path) else Path()
     if kind == "voc" and has_masks(path) and _is_of_pixels(model, output, loss):
