@@ -19,7 +19,18 @@ from burnish.data import Dataset, DataSpec, TextDataset
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
 from burnish.finetuning.options import CONSTANT, ONE_CYCLE, FinetuneOptions
 from burnish.finetuning.preparation import Transfer, folding_said, quietly
-from burnish.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
+from burnish.finetuning.rates import (
+    HIGHEST_OF_ADAMW,
+    HIGHEST_RATE,
+    UNKNOWN_RATE,
+    USUAL_OF_ADAMW,
+    USUAL_OF_ADAPTERS,
+    feature_batches,
+    find_rate,
+    repeated,
+    tests_of,
+)
+from burnish.finetuning.tasks import LANGUAGE
 from burnish.graph import garbage_kept
 from burnish.importer.reading import read_model
 from burnish.optim import schedules
@@ -147,9 +158,11 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
                 batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), options.seed, **options.running)
             tests = tests_of(options.epochs * -(-len(dataset) // batch_size))
             with quietly():  # the run says the same at its first step
-                lr, why = find_rate(
-                    program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **options.running
-                )
+                highest, usual = HIGHEST_RATE / transfer.largest_scale(last.frozen), None
+                if transfer.task.kind == LANGUAGE:
+                    highest = HIGHEST_OF_ADAMW
+                    usual = USUAL_OF_ADAMW if options.adapters is None else USUAL_OF_ADAPTERS
+                lr, why = find_rate(program, batches, tests, highest, usual, **options.running)
             notes.append(why)
     if options.layer_decay is not None:
         notes.append(f"rates: {options.layer_decay:g} times that from each layer to the one before it")

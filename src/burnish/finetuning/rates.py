@@ -38,6 +38,11 @@ BELOW_THE_EDGE = 3
 """Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
 """Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
+HIGHEST_OF_ADAMW, BELOW_THE_LEAST_OF_ADAMW, BELOW_DIVERGENCE_OF_ADAMW = 0.1, 10, 100
+"""Of AdamW, whose steps are about as long as its rate: the highest that is tried, and how far below the least loss, or where it
+diverged, its rate is."""
+USUAL_OF_ADAMW, USUAL_OF_ADAPTERS = 5e-5, 2e-4
+"""Of AdamW where nothing is known: those that Hugging Face's Trainer and PEFT's examples begin with."""
 BELOW_DIVERGENCE = 10
 WEIGHT_OF_DIVERGENCE = 2 / 3
 """Of a tenth of the diverging rate beside a third of that of the valley: it differs half as much from test to test."""
@@ -142,6 +147,7 @@ def find_rate(
     batches: Iterable[Mapping[str, Any]],
     tests: int = FEWEST_TESTS,
     highest: float = HIGHEST_RATE,
+    usual_of_adamw: float | None = None,
     **options: Any,
 ) -> tuple[float, str]:
     """Return a learning rate for a program, and a line that says why.
@@ -156,6 +162,9 @@ def find_rate(
     Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, or only at rates far below
     those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where no test did.
 
+    Of AdamW the rate is a tenth of that at the least loss, the lowest of all tests; where the loss does not fall clearly, a
+    hundredth of that at which it diverges, or a usual one. ``docs/language-models.md`` says what was tried.
+
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and how the two
     estimates are weighed: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
 
@@ -164,6 +173,7 @@ def find_rate(
         batches: as ``Session.step`` takes them; up to 20 of them for each test, and few more.
         tests: how many tests are taken.
         highest: rate that is tried; on a few samples, which the steps soon know by heart, no loss may tell that it is too high.
+        usual_of_adamw: the rate of a program with AdamW where nothing is known; None for one with SGD.
         options: as ``Session`` takes them.
     """
     supply = iter(batches)
@@ -181,7 +191,25 @@ def find_rate(
                 break  # no batch is left
             done.append(test)
             lowest = max(lowest, done[0].rate(done[0].least - BELOW_THE_LEAST))
-    return _judged(done)
+    return _judged(done) if usual_of_adamw is None else _judged_of_adamw(done, usual_of_adamw)
+
+
+def _judged_of_adamw(tests: list[RangeTest], usual: float) -> tuple[float, str]:
+    """The rate that range tests say for AdamW, and a line that says why."""
+    diverged = [test.last for test in tests if test.has_diverged]
+    if tests and _have_fallen(tests):
+        least = min(test.rate(test.least) for test in tests)
+        many = f"{len(tests)} range test{'s' * (len(tests) != 1)}, {sum(len(test.losses) for test in tests)} steps"
+        lr = _rounded(least / BELOW_THE_LEAST_OF_ADAMW)
+        return lr, f"lr: {lr:g} of AdamW; in {many}, the loss was least from {least:.2g} on: a tenth of that"
+    if diverged:
+        lr = _rounded(_mean(diverged) / BELOW_DIVERGENCE_OF_ADAMW)
+        return (
+            lr,
+            f"lr: {lr:g} of AdamW, a hundredth of the rate at which trial steps diverged, as their loss fell clearly at none",
+        )
+    why = "as there was no batch to try" if not tests else "as the loss of trial steps fell clearly at no rate"
+    return usual, f"lr: {usual:g}, a usual one of AdamW, {why}"
 
 
 def _judged(tests: list[RangeTest]) -> tuple[float, str]:

@@ -183,8 +183,8 @@ TOKENIZER = "tokenizer.json"
 """What a run calls its copy of the tokenizer."""
 
 
-TextLike = Text | Mapping[str, Any] | str | Path
-"""``Text``, its settings by name, or the path of a ``tokenizer.json``."""
+TextLike = Text | Mapping[str, Any] | str | Path | Any
+"""``Text``, its settings by name, a tokenizer, or the path of a ``tokenizer.json``."""
 
 
 def as_text(text: TextLike | None) -> Text | None:
@@ -197,10 +197,14 @@ def as_text(text: TextLike | None) -> Text | None:
         return text
     if isinstance(text, str | Path):
         return Text(tokenizer=text)
+    if hasattr(text, "encode_batch") or hasattr(text, "all_special_ids"):  # a tokenizer itself
+        return Text(tokenizer=text)
     if isinstance(text, Mapping):
         check_settings("text", Text, text)
         return Text(**text)
-    raise ConfigurationError(f"text={text!r}: give burnish.data.Text(tokenizer=...), its settings, or a path of a tokenizer.json")
+    raise ConfigurationError(
+        f"text={text!r}: give burnish.data.Text(tokenizer=...), its settings, a tokenizer, or a path of a tokenizer.json"
+    )
 
 
 @dataclass(frozen=True)
