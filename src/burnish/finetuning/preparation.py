@@ -17,9 +17,9 @@ from burnish.adapters.graph import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.huggingface import is_columnar
-from burnish.data.text.columns import TOKENS
 from burnish.data.splitting import EvalSplit, held_out, parts
-from burnish.data.text.settings import as_text
+from burnish.data.text.columns import TOKENS
+from burnish.data.text.settings import ASSISTANT, COMPLETION, as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.finetuning.decoders import TRIED_TOKENS, OutputLayer, empty_cache, is_causal, language_output, layers_before
 from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
@@ -259,10 +259,13 @@ def _language_transfer(
             "decoder.\nSuch a model learns tokens that are masked (task 'masked', --task masked); to generate text, give a "
             "decoder"
         )
-    of_model = "a causal decoder learns the next token" if learned == "causal" else "a language model learns masked tokens"
+    if learned == "causal":
+        counted = {COMPLETION: " of completions", ASSISTANT: " of the assistant's answers"}.get(dataset.text.train_on or "", "")
+        what = f"a causal decoder learns the next token{counted}"
+    else:
+        what = "a language model learns masked tokens"
     notes = [
-        f"task: {of_model}: {task.loss.name} of '{language.output}', {', '.join(task.metrics)}",
-        f"texts: {dataset.described.text()}",
+        f"task: {what}: {task.loss.name} of '{language.output}', {', '.join(task.metrics)}",
         f"head: {task.called} kept, with its scores for {language.tokens:,} tokens",
     ]
     if bound:
