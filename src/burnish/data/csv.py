@@ -110,15 +110,21 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
-def read_columns(path: Path) -> tuple[dict[str, list[str | None]], list[int]]:
+def read_columns(path: Path, verbatim: Collection[str] = ()) -> tuple[dict[str, list[str | None]], list[int]]:
     """Return the columns of a file by name, as they are written, None where there is no value; and the line of each row.
+
+    Args:
+        path: the file.
+        verbatim: columns whose values keep the spaces around them.
 
     Raises:
         DataError: the file is empty, not UTF-8, or has a line of another length, or two columns of a name.
     """
     header, rows, lines = _read(path)
     _doubt_of_header({name: [row[index].strip() for row in rows] for index, name in enumerate(header)}, path)
-    return {name: [row[index].strip() or None for row in rows] for index, name in enumerate(header)}, lines
+    bare = {name: [row[index].strip() or None for row in rows] for index, name in enumerate(header)}
+    kept = {name: [row[index] or None for row in rows] for index, name in enumerate(header) if name in verbatim}
+    return {**bare, **kept}, lines
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:

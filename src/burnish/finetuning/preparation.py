@@ -256,7 +256,7 @@ def _language_transfer(
     if learned == "causal" and not is_causal(probe, language.output, dataset.text.length or TRIED_TOKENS):
         raise ConfigurationError(
             f"finetune: '{language.output}' has scores for each token, and earlier ones change with later tokens: no causal "
-            "decoder.\nSuch a model learns tokens that are masked (task 'masked', --task masked); to generate text, give a "
+            "decoder. Such a model learns tokens that are masked (task 'masked', --task masked); to generate text, give a "
             "decoder"
         )
     if learned == "causal":

@@ -150,7 +150,7 @@ class TokenizerSettings:
         where = f"{self.name}: the chat template" if number is None else f"{source}: the chat template, on conversation {number},"
         if answer["kind"] == rendering_process.UNSTABLE:
             return (
-                f"{where} writes a message differently once others follow, so where the answers are is not known.\n"
+                f"{where} writes a message differently once others follow, so where the answers are is not known. "
                 f"Put {MARKS} around answers in a copy of the template (chat_template=..., --chat-template FILE), or count all "
                 "tokens (train_on='all', --train-on all)"
             )
@@ -159,8 +159,8 @@ class TokenizerSettings:
             reason = f"{reason[:300]} ..."
         remedy = "give another one (chat_template=..., --chat-template FILE), or repair the conversation"
         if answer["kind"] == "SecurityError":
-            return f"{where} does what no template needs to: {reason}.\nDo not trust it; {remedy}"
-        return f"{where} fails: {answer['kind']}: {reason}.\nTo go on, {remedy}"
+            return f"{where} does what no template needs to: {reason}. Do not trust it; {remedy}"
+        return f"{where} fails: {answer['kind']}: {reason}. To go on, {remedy}"
 
     def files(self) -> dict[str, str]:
         """Return the files that ``beside`` reads the same settings from, by name; none if there is nothing to say."""
@@ -227,5 +227,5 @@ def _render(asked: Mapping[str, Any], seconds: float, name: str) -> dict[str, An
 
 def _too_much(name: str, what: str) -> DataError:
     return DataError(
-        f"{name}: the chat template takes {what}.\nDo not trust it; give another one (chat_template=..., --chat-template FILE)"
+        f"{name}: the chat template takes {what}. Do not trust it; give another one (chat_template=..., --chat-template FILE)"
     )

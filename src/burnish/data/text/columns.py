@@ -15,7 +15,7 @@ from burnish.data.huggingface import class_column, is_columnar
 from burnish.data.missing_values import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.chat_template import Conversation
-from burnish.data.text.conversations import MESSAGES, TOOLS, Pair, answer_columns, read_answers, rows_as_columns
+from burnish.data.text.conversations import ANSWER, MESSAGES, PROMPT, TOOLS, Pair, answer_columns, read_answers, rows_as_columns
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
 from burnish.untrusted_files import read_json
@@ -152,7 +152,7 @@ def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, 
     if kind == "jsonl":
         columns, lines = _json_columns(path)
     elif kind == "csv":
-        columns, lines = csv.read_columns(path)
+        columns, lines = csv.read_columns(path, (PROMPT, ANSWER) if is_causal else ())
     else:
         columns = parquet.read_columns(path)
     texts = _of_columns(columns, column, label, labelled, str(path), lines=lines, group=group, is_causal=is_causal)
