@@ -28,8 +28,8 @@ from burnish.cli.train_options import Course, Data, Results, Watching, check_ove
 from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.data.splitting import held_out, parts, read_split
-from burnish.data.text.settings import TOKENIZER
 from burnish.data.text.chat_template import SETTINGS_FILES, TokenizerSettings
+from burnish.data.text.settings import TOKENIZER
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
