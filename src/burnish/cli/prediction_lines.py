@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "jsonl")
 BOX = ("class", "score", "left", "top", "right", "bottom")
-LABELS = ("labels", "probabilities")
-NONE = "none"
+LABELS_BETWEEN = ";"
+"""What stands between the labels of a sample."""
 
 
 class Rows:
@@ -33,7 +33,7 @@ class Rows:
     Args:
         kind: what a sample is called: ``file`` or ``row``.
         answer: how the output is read; None of a detector.
-        top: how many classes are named, the most probable first; None: one, or those answered with yes.
+        top: how many classes are named, the most probable first; None: one, or all if each is a question of its own.
     """
 
     def __init__(self, kind: str, answer: Answer | None, top: int | None):
@@ -67,7 +67,7 @@ class Rows:
                 f"top: the model has {width} classes, and {top} of them are to be shown: ask for {width} or fewer"
             )
         if kind == "labels" and self._top is None:
-            return [self.kind, *LABELS]
+            return [self.kind, "labels", *first.classes]
         ranks = [f"_{rank}" if rank > 1 else "" for rank in range(1, top + 1)]
         return [self.kind, *(name + rank for rank in ranks for name in ("class", number))]
 
@@ -84,9 +84,7 @@ class Rows:
         if self._asks_one(prediction):
             return [[name, float(prediction.scores[-1])]]
         if isinstance(prediction.label, tuple) and self._top is None:
-            yes = [(label, score) for label, score in prediction.top() if label in prediction.label]
-            shown = ", ".join(label for label, _ in yes) or NONE, ", ".join(f"{score:.4f}" for _, score in yes) or "-"
-            return [[name, *shown]]
+            return [[name, LABELS_BETWEEN.join(prediction.label), *map(float, prediction.scores)]]
         return [[name, *(part for pair in prediction.top(self._top or 1) for part in pair)]]
 
     def _asks_one(self, prediction: Prediction) -> bool:

@@ -39,7 +39,7 @@ from burnish.warn import warn
 
 BATCH_SIZE = 32
 YES = 0.5
-"""From this probability on a question is answered with yes."""
+"""Above this probability a question is answered with yes."""
 NO_AND_YES = ("no", "yes")
 SHOWN = 6
 """How many of several values or boxes a text names."""
@@ -459,7 +459,7 @@ def _of_numbers(
     best = int(np.argmax(numbers))
     label: str | tuple[str, ...] = names[best]
     if answer.kind == "questions":
-        label = tuple(each for each, number in zip(names, numbers, strict=True) if number >= YES)
+        label = tuple(each for each, number in zip(names, numbers, strict=True) if number > YES)
     return Prediction(name, label, float(numbers[best]), numbers, names, outputs=outputs)
 
 
