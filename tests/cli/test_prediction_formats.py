@@ -121,6 +121,7 @@ def test_several_labels_stand_in_a_column(run, files):
     ]
 
 
+@pytest.mark.slow
 def test_boxes_and_pixels(run, folder):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)).save("wide.png")
     exported(small_ssd(), "ssd.onnx", '["rectangle", "circle"]', loss=SSD_TEXT, outputs=["boxes", "scores"], metrics=["coco_map"])
