@@ -13,6 +13,7 @@ from PIL import Image
 
 import burnish
 from burnish.errors import ConfigurationError, DataError, DataWarning, EngineError, InputError
+from oracles.small_tokenizers import text_of, word_tokenizer
 from oracles.tiny_pictures_models import SSD_TEXT, small_ssd, small_unet
 
 GENERATOR = np.random.default_rng(0)
@@ -384,3 +385,98 @@ def test_an_array_for_several_inputs_is_an_error_that_names_them():
         with pytest.raises(InputError, match=message):
             session.predict(np.zeros((3, 2), np.float32))
         assert session.predict({"left": np.zeros((3, 2), np.float32), "right": np.zeros((3, 2), np.float32)})["y"].shape == (3, 2)
+
+
+def word_model(path: Path) -> burnish.finetuning.Finetuned:
+    """A classifier of texts of words w0 ... w19, trained a little; its tokenizer is beside it."""
+    texts = [text_of(*GENERATOR.integers(0, 10, 4) + 10 * (number % 2)) for number in range(24)]
+    model = burnish.models.create("transformer", classes=2, input_shape=(8,), vocabulary=25)
+    options = {"epochs": 1, "lr": 0.01, "batch_size": 8, "threads": 1}
+    data = texts, ["low", "high"] * 12
+    tuned = burnish.finetune(model, data, text={"tokenizer": word_tokenizer()}, output=path / "texts.onnx", **options)
+    (path / "tokenizer.json").write_text(word_tokenizer().to_str())
+    return tuned
+
+
+def test_texts_are_read_by_the_tokenizer_that_was_given_or_lies_beside_the_file(tmp_path):
+    tuned = word_model(tmp_path)
+    one = tuned.predict(text_of(1, 2))
+    assert one.name == "w1 w2"
+    assert one.label in one.classes == ("high", "low")
+    (tmp_path / "lines.txt").write_text("w1 w2\nw11 w12 w13\n")
+    with burnish.Predictor(tmp_path / "texts.onnx") as predictor:
+        assert str(predictor.predict("w1 w2")) == str(one)
+        for given in (
+            ["w1 w2", "w11 w12 w13"],
+            tmp_path / "lines.txt",
+            {"text": ["w1 w2", "w11 w12 w13"]},
+            [tmp_path / "lines.txt"],
+        ):
+            found = predictor.predict(given)
+            np.testing.assert_allclose(found[0].scores, one.scores, rtol=1e-5)
+            assert len(found) == 2
+        assert [each.name for each in predictor.predict([tmp_path / "lines.txt", "w3", "w4"])][1:] == [
+            f"{tmp_path / 'lines.txt'}:1",
+            "w3",
+            "w4",
+        ]
+        assert predictor.evaluate((["w1", "w11"], ["low", "high"])).keys() == {"loss", "accuracy"}
+        with pytest.raises(DataError, match=r"reviews\.csv: no such file or folder"):
+            predictor.predict("reviews.csv")
+        with pytest.warns(DataWarning, match="of 1 texts, 1 had more than 8 tokens, and lost the rest"):
+            predictor.predict(text_of(*range(10)))
+    (tmp_path / "tokenizer.json").unlink()
+    with (
+        burnish.Predictor(tmp_path / "texts.onnx") as predictor,
+        pytest.raises(DataError, match="become tokens by a tokenizer: name"),
+    ):
+        predictor.predict("w1 w2")
+
+
+class Frame:
+    """Stands for a data frame: columns by name."""
+
+    def __init__(self, columns):
+        self._columns = columns
+        self.columns = list(columns)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+class Rows(Frame):
+    """Stands for a data set of Hugging Face."""
+
+    @property
+    def column_names(self):
+        return self.columns
+
+    def __len__(self):
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, index):
+        return self._columns[index] if isinstance(index, str) else {name: column[index] for name, column in self._columns.items()}
+
+
+def test_data_frames_and_data_sets_of_others(folder, photos, expected):
+    columns = {name: X[:, place] for place, name in enumerate("abcd")}
+    with burnish.Predictor(folder / "values.onnx") as predictor:
+        wanted = [each.values for each in predictor.predict(X)]
+        for given in (Frame(columns), Rows(columns), burnish.data.ArrayDataset({"x": X})):
+            np.testing.assert_allclose([each.values for each in predictor.predict(given)], wanted, rtol=1e-5)
+    images = Rows({"image": [Image.fromarray(pixels) for pixels in PICTURES], "label": [0, 1, 2]})
+    np.testing.assert_allclose([each.scores for each in photos.predict(images)], expected, rtol=1e-5)
+
+
+def test_nan_is_no_class(folder, tmp_path):
+    for name in ("photos", "questions"):
+        model = onnx.load(folder / f"{name}.onnx")
+        inputs = model.graph.input[0].name
+        shape = [extent.dim_value or 1 for extent in model.graph.input[0].type.tensor_type.shape.dim]
+        with burnish.Predictor(folder / f"{name}.onnx") as predictor:
+            given = dict(predictor.model.to_predict.to_model({inputs: np.full(shape, np.nan, np.float32)}))
+            (found,) = predictor.predictions(predictor.read(burnish.data.ArrayDataset(given)))
+        assert found.label == ((), None)[name == "photos"]
+        assert np.isnan(found.score)
+        assert found.as_dict()["label"] == ([], None)[name == "photos"]
+        assert str(found) == ("none", "None nan")[name == "photos"]

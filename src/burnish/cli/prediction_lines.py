@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "jsonl")
 BOX = ("class", "score", "left", "top", "right", "bottom")
+UNKNOWN = ("nan", math.nan)
+"""Class and probability of a sample for which a model gives NaN."""
 LABELS_BETWEEN = ";"
 """What stands between the labels of a sample."""
 
@@ -83,6 +86,8 @@ class Rows:
         assert prediction.scores is not None
         if self._asks_one(prediction):
             return [[name, float(prediction.scores[-1])]]
+        if prediction.label is None:
+            return [[name, *(UNKNOWN * (self._top or 1))]]
         if isinstance(prediction.label, tuple) and self._top is None:
             return [[name, LABELS_BETWEEN.join(prediction.label), *map(float, prediction.scores)]]
         return [[name, *(part for pair in prediction.top(self._top or 1) for part in pair)]]

@@ -107,7 +107,7 @@ def as_dataset(
     spec: DataSpec,
     classes: Sequence[str] | None = None,
     pixels: PixelsLike | None = None,
-    text: Text | None = None,
+    text: TextLike | None = None,
     split: EvalSplit | None = None,
 ) -> Dataset:
     """Return a data set as it is, or make one.
@@ -126,6 +126,7 @@ def as_dataset(
     if isinstance(source, str | Path):
         return open_dataset(source, spec, classes=classes, pixels=pixels, text=text, split=split)
     group = None if split is None else split.group
+    text = as_text(text)
     refuse_splits(source)
     if is_columnar(source):
         return _of_columns(source, spec, classes, text, pixels, split)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Prediction:
     Attributes:
         name: of the sample: its file, its text, or its row, counted from 0.
         label: the most probable class; if each class is a question of its own, those answered with yes, a tuple; of boxes the
-            class of each, a tuple; of a mask the class of most pixels. None if the model gives values.
+            class of each, a tuple; of a mask the class of most pixels. None if the model gives values, or NaN for a class.
         score: the probability of ``label``, or its score; of several the highest; of a mask the share of pixels. None if there is
             no label.
         scores: those of all ``classes``, float64 [classes]; of boxes that of each, float64 [boxes].
@@ -143,15 +144,15 @@ class Prediction:
         if isinstance(self.label, tuple):
             yes = {*self.label}
             return _some([f"{name} {score:.4f}" for name, score in self.top() if name in yes]) or "none"
-        if self.label is not None:
-            return f"{self.label} {self.score:.4f}"
         if self.values is not None:
             return _numbers(self.values)
+        if self.scores is not None:
+            return f"{self.label} {self.score:.4f}"
         return ", ".join(f"{name} {list(array.shape)}" for name, array in self.outputs.items())
 
     def __repr__(self) -> str:
         said: dict[str, Any] = {"name": _short(self.name)}
-        if self.label is not None and self.boxes is None:
+        if self.scores is not None and self.boxes is None:
             said["label"] = self.label
             said["score"] = None if self.score is None else round(self.score, 4)
         if self.values is not None:
@@ -450,12 +451,15 @@ def _of_numbers(
     """Return a prediction of one row of probabilities, scores or values."""
     if answer.kind == "values" or (len(numbers) == 1 and answer.kind != "questions"):
         return Prediction(name, values=numbers, outputs=outputs)
+    is_known = bool(np.isfinite(numbers).all())
     if answer.kind == "questions" and len(numbers) == 1:
         yes = float(numbers[0])
         two = known if known is not None and len(known) == 2 else NO_AND_YES
         scores, chosen = np.array([1 - yes, yes]), int(yes >= YES)
-        return Prediction(name, two[chosen], float(scores[chosen]), scores, two, outputs=outputs)
+        return Prediction(name, two[chosen] if is_known else None, float(scores[chosen]), scores, two, outputs=outputs)
     names = tuple(class_names(known, len(numbers)))
+    if not is_known:
+        return Prediction(name, () if answer.kind == "questions" else None, math.nan, numbers, names, outputs=outputs)
     best = int(np.argmax(numbers))
     label: str | tuple[str, ...] = names[best]
     if answer.kind == "questions":
