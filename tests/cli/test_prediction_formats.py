@@ -189,3 +189,22 @@ def test_a_reader_that_goes_away_ends_it_quietly(files, form):
 def test_what_is_refused_of_formats(run, files, arguments, message, code):
     result = run("predict", "photos.onnx", *arguments, code=code)
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_run_predicts_as_its_file_and_as_the_command(run, files):
+    for name, pixel in (("dark", 40), ("light", 200)):
+        (files / "classes" / name).mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(np.full((4, 4, 3), pixel + number, np.uint8)).save(files / "classes" / name / f"{number}.png")
+    run("finetune", "photos.onnx", "--data", "classes", "--eval-split", "0.25", "--epochs", "2", "--lr", "0.01", "-o", "run")
+    shown = objects(run("predict", "run", "classes", "--format", "jsonl").stdout)
+    for path in ("run", "run/tuned.onnx", "run/checkpoints/best.safetensors"):
+        with burnish.Predictor(path, threads=1) as predictor:
+            found = predictor.predict("classes", batch_size=3)
+            assert predictor.classes == ("dark", "light")
+            assert {*predictor.evaluate("classes")} == {"loss", "accuracy"}
+        assert [each.name for each in found] == [each["name"] for each in shown]
+        np.testing.assert_allclose(
+            [each.scores for each in found], [[*each["scores"].values()] for each in shown], rtol=1e-4, atol=1e-7
+        )

@@ -415,6 +415,8 @@ def test_texts_are_read_by_the_tokenizer_that_was_given_or_lies_beside_the_file(
             found = predictor.predict(given)
             np.testing.assert_allclose(found[0].scores, one.scores, rtol=1e-5)
             assert len(found) == 2
+        assert str(predictor.predict({"text": "w1 w2", "label": "low"})) == str(one)
+        assert [str(each) for each in predictor.predict([{"text": "w1 w2"}, {"text": "w1 w2"}])] == [str(one)] * 2
         assert [each.name for each in predictor.predict([tmp_path / "lines.txt", "w3", "w4"])][1:] == [
             f"{tmp_path / 'lines.txt'}:1",
             "w3",

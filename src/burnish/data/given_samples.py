@@ -252,6 +252,8 @@ class SampleReader:
 
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Given:
         names = list(rows[0])
+        if self._is_of_texts(rows[0]):
+            return Given((self._texts({name: [row.get(name) for row in rows] for name in names}, None),), False)
         for number, row in enumerate(rows):
             if row.keys() != rows[0].keys():
                 raise DataError(
@@ -260,12 +262,13 @@ class SampleReader:
         return replace(self._mapping({name: np.asarray([row[name] for row in rows]) for name in names}), is_one=False)
 
     def _mapping(self, source: Mapping[str, Any]) -> Given:
+        if self._is_of_texts(source):
+            is_row = all(isinstance(value, str) for value in source.values())
+            return Given((self._texts({name: [value] for name, value in source.items()} if is_row else source, None),), is_row)
         arrays = {str(name): _plain_array(value) for name, value in source.items()}
         is_named = all(entry.name in arrays for entry in self.spec.data)
         if is_named and all(_is_single(arrays[entry.name], entry) for entry in self._with_samples):
             return self._arrays(arrays, True)
-        if self.text_of(None) is not None and not is_named:
-            return Given((self._texts(source, None),), False)
         if arrays and all(array.ndim <= 1 for array in arrays.values()) and not (is_named and self._all_fit(arrays)):
             is_one = all(array.ndim == 0 for array in arrays.values())
             return Given((self._columns({name: np.atleast_1d(array) for name, array in arrays.items()}),), is_one)
@@ -274,6 +277,10 @@ class SampleReader:
                 there = ", ".join(map(repr, arrays)) or "none"
                 raise DataError(f"no array for the model's input '{entry.name}'; there is {there}")
         return self._arrays(arrays, False)
+
+    def _is_of_texts(self, columns: Mapping[str, Any]) -> bool:
+        """True for columns with texts, for a model that reads these; arrays by input name are tokens already."""
+        return self.text_of(None) is not None and not all(entry.name in columns for entry in self.spec.data)
 
     @property
     def _with_samples(self) -> list[Entry]:
