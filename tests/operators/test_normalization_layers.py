@@ -417,3 +417,22 @@ network (float[batch, 4] x) => (float[batch, 4] logits)
     before = session.evaluate(batch)["loss"]
     assert session.step(batch)["loss"] == pytest.approx(before, rel=1e-5)
     assert session.evaluate(batch)["loss"] < before
+
+
+@pytest.mark.parametrize("statistic", ["mean", "variance"])
+def test_running_statistics_have_the_gradient_of_their_closed_form(statistic):
+    """Of n numbers x in a channel: (1 - momentum) / n for the mean, and 2 (x - mean) times that for the variance."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        layer (float[n, 3, 4] x) => (float[n, 3, 4] y, float[3] mean, float[3] variance)
+        <float[3] s = {1, 2, 3}, float[3] b = {0, 0, 0}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}> {
+            y, mean, variance = BatchNormalization <training_mode = 1, momentum = 0.75> (x, s, b, m, v)
+        }"""
+    )
+    x = np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32)
+    cotangent = np.array([1, -2, 0.5], np.float32)
+    gradient = burnish.grad(model, wrt=["x"], of=statistic)
+    found = ReferenceEngine().run(gradient, {"x": x, f"cotangent:{statistic}": cotangent})["grad:x"]
+    weight = (1 - 0.75) * cotangent.reshape(3, 1) / (5 * 4)
+    slope = 2 * (x - x.mean(axis=(0, 2), keepdims=True)) if statistic == "variance" else np.ones_like(x)
+    np.testing.assert_allclose(found, weight * slope, rtol=1e-5, atol=1e-7)

@@ -182,3 +182,15 @@ def test_rows_of_a_matrix_pass_a_gemm():
     hoist_gather(model)
     assert extents(model)["m"] == [2, 4]
     np.testing.assert_allclose(OnnxRuntimeEngine().run(model, {"x": x})["y"], before, rtol=1e-6)
+
+
+def test_rows_do_not_pass_a_gemm_whose_addend_has_rows_of_its_own():
+    model = model_of(
+        """graph (float[7, 8] x) => (float[2, 4] y) <float[8, 4] w, float[7, 4] b> {
+    index = Constant <value_ints = [5, 1]> ()
+    m = Gemm (x, w, b)
+    y = Gather <axis = 0> (m, index)
+}"""
+    )
+    hoist_gather(model)
+    assert extents(model)["m"] == [7, 4]

@@ -42,6 +42,7 @@ TOLD = {
     "y = Flatten <axis = 2> (x)": (samples(faster=None), SAME),
     "s = Shape (x) \n y = ConstantOfShape (s)": (samples(faster=None), SAME),
     "y = MatMul (x, w)": (samples(faster=None), SAME),
+    "v = Transpose (w) \n t = Transpose <perm = [0, 2, 1]> (x) \n y = MatMul (v, t)": (samples(faster=3), SAME),
     'y = Einsum <equation = "bti,bsi->bts"> (x, x)': (samples(faster=None), SAME),
     'y = Einsum <equation = "bti->tb"> (x)': (SAME, samples()),
     "s = Constant <value_ints = [0, 0, 2, 3]> () \n r = Reshape (x, s) \n y = Transpose <perm = [2, 0, 1, 3]> (r)": (

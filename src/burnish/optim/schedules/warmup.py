@@ -49,7 +49,8 @@ class Warmup(NamedSettings):
 
     @property
     def _start(self) -> float:
-        return 1.0 / (self.steps + 1) if self.start is None else self.start
+        assert self.start is not None
+        return self.start
 
     @property
     def end(self) -> int | None:
