@@ -41,6 +41,7 @@ class Described:
         group: the heading that it is listed under.
         is_common: True for one that most people need.
         is_argument: True for an argument.
+        is_repeated: True for an argument that may be given several times.
     """
 
     long: str
@@ -51,6 +52,7 @@ class Described:
     group: str = OTHERS
     is_common: bool = False
     is_argument: bool = False
+    is_repeated: bool = False
 
     @property
     def names(self) -> str:
@@ -125,7 +127,8 @@ def command_page(command: Any, context: Any, has_all: bool = False) -> str:
 
 def usage(path: str, listed: Sequence[Described]) -> str:
     """Return how a command is called: ``burnish train MODEL --data DATA [OPTIONS]``."""
-    arguments = [f"[{one.long}]" if one.default != REQUIRED else one.long for one in listed if one.is_argument]
+    called = [(one, one.long + "..." * one.is_repeated) for one in listed if one.is_argument]
+    arguments = [f"[{name}]" if one.default != REQUIRED else name for one, name in called]
     required = [one.long for one in listed if not one.is_argument and one.default == REQUIRED]
     return " ".join([path, *arguments, *required, "[OPTIONS]"])
 
@@ -178,6 +181,7 @@ def _described(parameter: Any, annotation: Any) -> Described:
         getattr(parameter, "rich_help_panel", None) or OTHERS,
         COMMON in getattr(annotation, "__metadata__", ()),
         is_argument,
+        is_argument and parameter.nargs == -1,
     )
 
 
