@@ -17,13 +17,18 @@ from burnish.models import create
         ("unet", "3x16x16", "x [batch, 3, 16, 16] to logits [batch, 3, 16, 16]"),
         ("ssd", "3x16x16", "x [batch, 3, 16, 16] to boxes [batch, 80, 4], scores [batch, 80, 4]"),
         ("transformer", "8", "input_ids [batch, tokens], attention_mask [batch, tokens] to logits [batch, 3]"),
+        ("gpt", "8", "input_ids [batch, tokens] to logits [batch, tokens, 20]"),
         ("lstm", "5x2", "x [batch, 5, 2] to logits [batch, 3]"),
     ],
 )
 def test_each_family_is_written(run, folder, name, shape, line):
-    vocabulary = ("--vocabulary", "20") if name == "transformer" else ()
-    printed = run("new", name, "--classes", "3", "--input", shape, "-o", "models/first.onnx", "--seed", "7", *vocabulary).stdout
-    created = create(name, classes=3, input_shape=[*map(int, shape.split("x"))], seed=7, vocabulary=20 if vocabulary else None)
+    vocabulary = ("--vocabulary", "20") if name in ("transformer", "gpt") else ()
+    classes = None if name == "gpt" else 3
+    size = () if classes is None else ("--classes", str(classes))
+    printed = run("new", name, *size, "--input", shape, "-o", "models/first.onnx", "--seed", "7", *vocabulary).stdout
+    created = create(
+        name, classes=classes, input_shape=[*map(int, shape.split("x"))], seed=7, vocabulary=20 if vocabulary else None
+    )
     written = onnx.load("models/first.onnx")
     assert {tensor.name: tensor.raw_data for tensor in written.graph.initializer} == {
         tensor.name: tensor.raw_data for tensor in created.graph.initializer
@@ -61,7 +66,7 @@ def test_a_file_is_not_overwritten_unasked(run, folder):
         (
             ("mpl", "--classes", "3", "--input", "4"),
             1,
-            "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer' or 'lstm'",
+            "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer', 'gpt' or 'lstm'",
         ),
         (("cnn", "--classes", "0", "--input", "1x8x8"), 2, "--classes"),
         (("cnn", "--classes", "3", "--input", "1,8,8"), 2, "--input 1,8,8: give whole numbers with x between, such as 3x64x64"),
@@ -72,7 +77,9 @@ def test_a_file_is_not_overwritten_unasked(run, folder):
             1,
             "the height 12 is no multiple of 8, as it is halved 3 times; give 16",
         ),
-        (("mlp", "--classes", "3", "--input", "4", "--vocabulary", "9"), 1, "vocabulary=9 is for a transformer"),
+        (("mlp", "--input", "4"), 1, "mlp: the number of classes is missing: give classes=3 (--classes 3) or another"),
+        (("gpt", "--classes", "3", "--input", "4"), 1, "gpt: classes=3: it has a score for each token of its vocabulary"),
+        (("mlp", "--classes", "3", "--input", "4", "--vocabulary", "9"), 1, "vocabulary=9 is for a transformer or a gpt"),
         (("mlp", "--classes", "3", "--input", "4", "--output", "model.pt"), 2, "a model is written as .onnx"),
     ],
 )

@@ -100,6 +100,16 @@ def test_a_small_image_is_pooled_as_far_as_it_goes():
     assert logits.shape == (2, 2)
 
 
+def test_a_decoder_has_a_score_for_each_token_and_learns():
+    created = create("gpt", input_shape=(6,), vocabulary=VOCABULARY, seed=1)
+    onnx.checker.check_model(created, full_check=True)
+    session = burnish.Session(burnish.compile(created, loss="cross_entropy:class_axis=-1", optimizer="adam:lr=0.01"), threads=1)
+    tokens = np.arange(24).reshape(4, 6) % VOCABULARY
+    losses = [session.step({"input_ids": tokens, "labels": (tokens + 1) % VOCABULARY})["loss"] for _ in range(8)]
+    assert losses[0] == pytest.approx(np.log(VOCABULARY), rel=0.1)
+    assert losses[-1] < 0.7 * losses[0]
+
+
 def test_the_detector_learns_by_the_loss_that_its_metadata_name(tmp_path):
     created = create("ssd", classes=CLASSES, input_shape=(3, 16, 24), seed=1)
     onnx.checker.check_model(created, full_check=True)
@@ -126,7 +136,7 @@ IMAGE = (3, 16, 16)
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet50", {}, "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer' or 'lstm', not 'resnet50'"),
+        ("resnet50", {}, "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer', 'gpt' or 'lstm', not 'resnet50'"),
         ("cnn", {"classes": 0}, "cnn: classes must be a whole number from 1 to 1,048,576, not 0"),
         ("cnn", {"classes": 2.5}, "cnn: classes must be a whole number from 1 to 1,048,576, not 2.5"),
         ("cnn", {"classes": 2**40}, "cnn: classes must be a whole number from 1 to 1,048,576"),
@@ -143,7 +153,7 @@ IMAGE = (3, 16, 16)
         ("transformer", {"input_shape": (8,), "vocabulary": 0}, "transformer: vocabulary must be a whole number from 1"),
         ("lstm", {"input_shape": (8,)}, r"lstm: input_shape=\(8,\) has 1 dimension; give \(length, features\)"),
         ("lstm", {"seed": -1}, "lstm: seed must be a whole number that is not negative, not -1"),
-        ("cnn", {"vocabulary": 100}, "cnn: vocabulary=100 is for a transformer, which reads tokens: leave it out"),
+        ("cnn", {"vocabulary": 100}, "cnn: vocabulary=100 is for a transformer or a gpt, which read tokens: leave it out"),
     ],
 )
 def test_what_cannot_be_made_is_refused(name: str, arguments: dict[str, Any], message: str):

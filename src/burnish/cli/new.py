@@ -23,6 +23,7 @@ DATA = {
     "unet": "FOLDER",
     "ssd": "FOLDER",
     "transformer": "texts.csv --tokenizer tokenizer.json",
+    "gpt": "texts.jsonl --tokenizer tokenizer.json",
     "lstm": "data.npz",
 }
 """Data for each family, as the command that trains it takes them."""
@@ -30,9 +31,8 @@ DATA = {
 
 def new(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="mlp, cnn, resnet, unet, ssd, transformer or lstm.", show_default=False)
+        str, typer.Argument(metavar="NAME", help="mlp, cnn, resnet, unet, ssd, transformer, gpt or lstm.", show_default=False)
     ],
-    classes: Annotated[int, typer.Option("--classes", min=1, help="Number of classes.", show_default=False)],
     shape: Annotated[
         str,
         typer.Option(
@@ -43,10 +43,16 @@ def new(
         ),
     ],
     path: Annotated[Path, typer.Option("--output", "-o", help="ONNX file to write.", show_default=False)],
+    classes: Annotated[
+        int | None, typer.Option("--classes", min=1, help="Number of classes.", show_default="required, but for gpt")
+    ] = None,
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            "--vocabulary", min=1, help="Number of tokens that the tokenizer of a transformer knows.", show_default="30,522"
+            "--vocabulary",
+            min=1,
+            help="Number of tokens that the tokenizer of a transformer or gpt knows.",
+            show_default="30,522, or 50,257",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the initial weights.")] = 0,

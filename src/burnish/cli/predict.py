@@ -220,9 +220,12 @@ def _as_given(text: str, predictor: Predictor) -> str | Path:
 def _write_lines(console: Console, predictor: Predictor, given: Given, batch_size: int, shown: Shown) -> None:
     """Print predictions, write them into a file, or both, sample by sample."""
     from burnish.cli.prediction_lines import Rows, shown_lines, until_nobody_reads, written_lines
+    from burnish.training.predictions import refuse_language
 
     path, form = shown.path, shown.form or ("table" if shown.path is None else None)
     answer = predictor.answer_or_none()
+    if answer is not None:
+        refuse_language(predictor.model, answer.output)
     if not predictor.gives_boxes and answer is None and (form in ("table", "csv") or (path and path.suffix == ".csv")):
         answer = predictor.answer()
     kinds = {part.kind for part in given.parts}

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.models.bert import bert
 from burnish.models.cnn import cnn
+from burnish.models.gpt2 import gpt2
 from burnish.models.layers import check_extents, check_input_shape
 from burnish.models.lstm import lstm
 from burnish.models.mlp import mlp
@@ -18,9 +19,9 @@ from burnish.models.ssd import ssd
 from burnish.models.unet import unet
 from burnish.validation import check_choice, check_count
 
-VOCABULARY = 30522
-"""Tokens of BERT's tokenizer."""
-TRANSFORMER = "transformer"
+VOCABULARY, VOCABULARY_OF_GPT = 30522, 50257
+"""Tokens of the tokenizers of BERT and GPT-2."""
+TRANSFORMER, GPT = "transformer", "gpt"
 BUILDERS: dict[str, Callable[..., ir.Model]] = {
     "mlp": mlp,
     "cnn": cnn,
@@ -29,11 +30,11 @@ BUILDERS: dict[str, Callable[..., ir.Model]] = {
     "ssd": ssd,
     "lstm": lstm,
 }
-NAMES = ("mlp", "cnn", "resnet", "unet", "ssd", TRANSFORMER, "lstm")
+NAMES = ("mlp", "cnn", "resnet", "unet", "ssd", TRANSFORMER, GPT, "lstm")
 
 
 def create(
-    name: str, *, classes: int, input_shape: Sequence[int], seed: int = 0, vocabulary: int | None = None
+    name: str, *, classes: int | None = None, input_shape: Sequence[int], seed: int = 0, vocabulary: int | None = None
 ) -> onnx.ModelProto:
     """Return a small model with initial weights, ready to be trained.
 
@@ -44,17 +45,19 @@ def create(
     | `unet` | `(channels, height, width)`, multiples of 8 | `x` | `[batch, classes, height, width]` |
     | `ssd`, a detector | `(channels, height, width)`, multiples of 8 | `x` | `boxes`, `scores` of the loss `ssd` |
     | `transformer` | `(length,)`, the longest text in tokens | `input_ids`, `attention_mask` | `[batch, classes]` |
+    | `gpt`, a causal decoder | `(length,)`, the longest text in tokens | `input_ids` | `[batch, tokens, vocabulary]` |
     | `lstm` | `(length, features)` | `x` | `[batch, classes]` |
 
     The number of samples in a batch is open. The functions of the same names in ``burnish.models`` (``residual_network`` for
-    ``resnet``, ``bert`` for ``transformer``) take other sizes too.
+    ``resnet``, ``bert`` for ``transformer``, ``gpt2`` for ``gpt``) take other sizes too.
 
     Args:
         name: of the family.
-        classes: number of classes.
+        classes: number of classes; a gpt has none.
         input_shape: of a sample, without the batch.
         seed: of the initial weights; the same seed gives the same bits.
-        vocabulary: of a transformer, how many tokens its tokenizer knows at most; by default 30,522, as BERT's does.
+        vocabulary: of a transformer or a gpt, how many tokens its tokenizer knows at most; by default 30,522, as BERT's does, or
+            50,257, as GPT-2's does.
 
     Raises:
         ConfigurationError: an unknown name, a size that is no whole number of at least 1 or is too large, or an input shape that
@@ -65,13 +68,26 @@ def create(
         >>> program = burnish.compile(model, loss="cross_entropy", optimizer="adam")
     """
     check_choice("models.create", "name", name, NAMES)
-    check_extents(name, classes=classes)
     check_count(name, 0, seed=seed)
+    if name == GPT:
+        if classes is not None:
+            raise ConfigurationError(
+                f"gpt: classes={classes}: it has a score for each token of its vocabulary: leave classes out"
+            )
+        check_input_shape(name, input_shape, "length")
+        rows = VOCABULARY_OF_GPT if vocabulary is None else vocabulary
+        check_extents(name, vocabulary=rows)
+        return ir.to_proto(gpt2(rows, positions=input_shape[0], seed=seed))
+    if classes is None:
+        raise ConfigurationError(f"{name}: the number of classes is missing: give classes=3 (--classes 3) or another")
+    check_extents(name, classes=classes)
     if name == TRANSFORMER:
         check_input_shape(name, input_shape, "length")
         rows = VOCABULARY if vocabulary is None else vocabulary
         check_extents(name, vocabulary=rows)
         return ir.to_proto(bert(rows, classes, positions=input_shape[0], seed=seed))
     if vocabulary is not None:
-        raise ConfigurationError(f"{name}: vocabulary={vocabulary} is for a transformer, which reads tokens: leave it out")
+        raise ConfigurationError(
+            f"{name}: vocabulary={vocabulary} is for a transformer or a gpt, which read tokens: leave it out"
+        )
     return ir.to_proto(BUILDERS[name](input_shape, classes, seed=seed))

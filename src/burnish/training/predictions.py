@@ -109,6 +109,22 @@ def read_answer(model: TrainedModel, output: str | None = None, activation: str 
     return _by_graph(model, name)
 
 
+def refuse_language(model: TrainedModel, name: str) -> None:
+    """Raise ConfigurationError if an output holds the scores that a causal decoder gives at each token.
+
+    Args:
+        model: the model.
+        name: of the output.
+    """
+    text = model.described.text
+    shape = next(value.shape for value in model.predict_graph.graph.outputs if value.name == name)
+    if text is not None and text.task == "causal" and shape is not None and len(shape) == 3:
+        raise ConfigurationError(
+            f"the model is a language model: '{name}' has scores of the next token at each token, and burnish generates no text. "
+            "Run the file with the program that ran the original, or write the scores as they are (-o FILE.npz)"
+        )
+
+
 def _output(model: TrainedModel, asked: str | None) -> str:
     values = {value.name or "": value for value in model.predict_graph.graph.outputs}
     if asked is not None and asked not in values:
