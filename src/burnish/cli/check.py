@@ -1,23 +1,30 @@
-"""``burnish check``: whether a model can be trained, and whether its gradients are right, without training it."""
+"""``burnish check``: whether a model can be trained and its gradients are right, or what fine-tuning it on data would take."""
 
 from __future__ import annotations
 
+import json
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.console import cell, counted, errors, output, print_error, what_trains
-from burnish.cli.data_options import read_extents
-from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.errors import EngineError, GradientError
+from burnish.cli.console import cell, counted, echo, errors, output, print_error, what_trains
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options, read_extents
+from burnish.cli.option_groups import COMMON, OptionGroup, declared_option, takes_options, values_of
+from burnish.cli.train_options import Data
+from burnish.errors import BurnishError, EngineError, GradientError
+from burnish.finetuning.options import AUTO, FinetuneOptions, TuningOptions
+from burnish.options import declarations
+from burnish.training.trainer_options import RunOptions
 
 if TYPE_CHECKING:
     from burnish.comparison import GradientCheck
+    from burnish.finetuning import Forecast
     from burnish.program import Program
 
 SHOWN = 20
@@ -29,47 +36,213 @@ class Probing(OptionGroup):
 
     panel: ClassVar = "Gradients"
     gradients: Annotated[
-        bool, typer.Option("--gradients/--no-gradients", help="Compare every gradient with central differences in float64.")
+        bool,
+        typer.Option(
+            "--gradients/--no-gradients",
+            help="Compare every gradient with central differences in float64.",
+            show_default="on without --data",
+        ),
     ] = True
     probes: Annotated[
         int, typer.Option("--probes", min=1, help="Directions for each tensor: one through all of it, the others along elements.")
     ] = 4
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Samples of the random batch.")] = 3
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size", "-b", min=1, help="Samples of a batch.", show_default="3 random ones, with --data what finetune takes"
+        ),
+    ] = 3
     extent: Annotated[
         list[str] | None,
         typer.Option("--extent", metavar="NAME=N", help="Extent of another symbolic dimension; repeatable.", show_default="8"),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random batch.")] = 0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the batch, and of a new head.")] = 0
     rtol: Annotated[float, typer.Option("--rtol", help="Relative tolerance between a gradient and the differences.")] = 1e-6
 
+    OF_GRADIENTS: ClassVar = ("probes", "extent", "rtol")
 
-@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "sample_axis", "bind", *Probing.__dataclass_fields__))
-def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -> None:
-    """Check that a model can be trained and that its gradients are right.
 
+@dataclass(frozen=True)
+class CheckedData(Data):
+    """The data of a run of ``burnish finetune`` that is checked."""
+
+    panel: ClassVar = "With --data"
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help="Say what burnish finetune would do with these data, and its memory and time.",
+            show_default=False,
+        ),
+        COMMON,
+    ] = None  # type: ignore[assignment]  # a check needs none
+
+
+@dataclass(frozen=True)
+class Checked(OptionGroup):
+    """What ``burnish finetune`` is asked for, and the form of the answers."""
+
+    panel: ClassVar = "With --data"
+    freeze_until: Annotated[str | None, declared_option(TuningOptions, "freeze_until")] = None
+    unfreeze: Annotated[str | None, declared_option(TuningOptions, "unfreeze")] = None
+    head: Annotated[str, declared_option(TuningOptions, "head")] = AUTO
+    folded_norm: Annotated[str, declared_option(TuningOptions, "folded_norm")] = AUTO
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of the run.")] = FinetuneOptions().epochs
+    engine: Annotated[str, declared_option(RunOptions, "engine")] = "auto"
+    device: Annotated[str | None, declared_option(RunOptions, "device")] = None
+    threads: Annotated[int | None, declared_option(RunOptions, "threads")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output"), COMMON] = False
+
+
+OF_COMPILATION = ("loss", "trainable", "norm", "outputs", "batch", "sample_axis", "bind")
+OF_ADAPTERS = ("adapter", "rank", "alpha", "adapter_layers", "adapter_from")
+OF_DATA = ("data", "eval_split", "label", "image_size", "missing")
+WITHOUT_DATA = ("trainable", "norm", "batch", "bind")
+"""Options of a compilation that ``burnish finetune`` does not have."""
+
+
+@takes_options(
+    only=(
+        *(*OF_COMPILATION, *Probing.__dataclass_fields__, *OF_DATA, *OF_ADAPTERS),
+        *(field.name for field in fields(Pixels) if field.name != "named"),
+        *(name for name in declarations(TextOptions) if name not in ("task", "masked_share", "joined")),
+        *(field.name for field in fields(Checked) if field.name != "named"),
+    ),
+    defaults={"loss": "cross_entropy, with --data the one that fits"},
+)
+def check(
+    model: ModelArgument,
+    *,
+    compilation: Compilation,
+    probing: Probing,
+    data: CheckedData,
+    checked: Checked,
+    pixels: Pixels,
+    texts: TextOptions,
+) -> None:
+    """Check that a model can be trained.
+
+    Without --data: and that its gradients are right. With --data: what burnish finetune would do, and its memory and time.
     It names what stands in the way; the exit status is then 1.
     """
+    _check_options(data.data, compilation, probing, {*data.named, *checked.named, *pixels.named, *texts.named})
+    if data.data is None:
+        found = _checked(model, compilation, probing, is_quiet=checked.as_json)
+    else:
+        forecast = _forecast(model, compilation, probing, data, checked, pixels, texts)
+        found = forecast.as_dict()
+        if not checked.as_json:
+            for line in forecast.lines() if forecast.trainable else ():
+                output().print(line)
+            if not forecast.trainable:
+                print_error(f"{model} cannot be trained on {data.data}: {forecast.reason}")
+        if forecast.trainable and "gradients" in probing.named and probing.gradients:
+            found["gradients"] = _gradients(model, compilation, compilation.program(model), probing, checked.as_json)
+    if checked.as_json:
+        echo(json.dumps(found, indent=1))
+    if not found["trainable"] or (found.get("gradients") or {}).get("agree") is False:
+        raise typer.Exit(1)
+
+
+def _check_options(data: str | None, compilation: Compilation, probing: Probing, of_data: Collection[str]) -> None:
+    """Refuse options that have no effect in the form of the command that is asked for."""
+    if data is None:
+        if named := sorted(name for name in of_data if name != "as_json"):
+            raise typer.BadParameter(f"--{named[0].replace('_', '-')} is of a run on data: give --data, or leave it out")
+        return
+    for name in WITHOUT_DATA:
+        if name in compilation.named:
+            raise typer.BadParameter(f"--{name} is no option of burnish finetune, which --data checks: leave one of them out")
+    for name in Probing.OF_GRADIENTS:
+        if name in probing.named and not ("gradients" in probing.named and probing.gradients):
+            raise typer.BadParameter(f"--{name} is for the comparison of gradients: with --data, give --gradients too")
+
+
+def _forecast(
+    model: Path,
+    compilation: Compilation,
+    probing: Probing,
+    data: CheckedData,
+    checked: Checked,
+    pixels: Pixels,
+    texts: TextOptions,
+) -> Forecast:
+    """Say what ``burnish finetune`` would do with these options."""
+    if model.is_dir() and is_program(model):
+        raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
+    check_data_options(data.data, label=data.label, image_size=data.image_size, pixels=pixels.first_named, missing=data.missing)
+    from burnish import finetuning
+
+    asked = {name: getattr(checked, name) for name in ("freeze_until", "unfreeze", "head", "folded_norm")}
+    options = compilation.options
+    return finetuning.check(
+        model,
+        data.data,  # type: ignore[arg-type]  # the caller has some
+        **values_of(FinetuneOptions, **asked),
+        loss=options.loss if "loss" in compilation.named else None,
+        head_output=options.outputs if "outputs" in compilation.named else None,
+        sample_axis=options.sample_axis,
+        adapters=compilation.adapters.source(),
+        epochs=checked.epochs,
+        batch_size=probing.batch_size if "batch_size" in probing.named else None,
+        seed=probing.seed,
+        eval_split=data.split,
+        label=data.label,
+        image_size=data.image_size,
+        pixels=pixels.settings(),
+        text=texts.settings(),
+        missing=data.missing,
+        engine=checked.engine,
+        device=checked.device,
+        threads=checked.threads,
+    )
+
+
+def _checked(model: Path, compilation: Compilation, probing: Probing, is_quiet: bool) -> dict[str, Any]:
+    """Check a model without data; say what is found, unless that is to be quiet, and return it.
+
+    Returns:
+        ``model``, ``trainable``, ``reason`` (None if it can train), ``parameters`` and ``tensors`` that train, ``trains`` (in
+        words), ``agrees_with_file`` and ``comparison`` (None if nothing was compared), ``gradients`` (None, or ``agree``,
+        ``message`` and ``tensors``).
+    """
+    from burnish.program import Role
+
+    found: dict[str, Any] = {"model": str(model), "trainable": False, "reason": None}
+    try:
+        program = _compiled(model, compilation)
+    except BurnishError as error:
+        if not is_quiet:
+            raise
+        return {**found, "reason": str(error)}
+    signature = program.signature["step"]
+    trained = [entry for entry in signature.inputs_of(Role.PARAMETER) if entry.name in signature.updates]
+    found |= {"trainable": True, "parameters": sum(program.weights[entry.name].size for entry in trained)}
+    found |= {"tensors": len(trained), "trains": what_trains(program), "agrees_with_file": None, "comparison": None}
+    if not is_quiet:
+        output().print(f"{model} can be trained: {found['trains']}")
+    if not is_program(model):
+        found["agrees_with_file"], found["comparison"] = _compare_with_file(model, program, probing, is_quiet)
+    return {**found, "gradients": _gradients(model, compilation, program, probing, is_quiet) if probing.gradients else None}
+
+
+def _compiled(model: Path, compilation: Compilation) -> Program:
     from burnish.cli.summary import summarize
 
     try:
-        program = compilation.program(model)
+        return compilation.program(model)
     except GradientError as error:
         options = compilation.options
         lacking = summarize(model, batch=options.batch, bind=options.bind)["lacking"]
         if len(lacking) > 1:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
-    output().print(f"{model} can be trained: {what_trains(program)}")
-    if not is_program(model):
-        _compare_with_file(model, program, probing)
-    if probing.gradients:
-        _check_gradients(_projected(model, compilation, program), probing)
 
 
-def _compare_with_file(model: Path, program: Program, probing: Probing) -> None:
-    """Say whether the program predicts what the file computes, on a random batch."""
+def _compare_with_file(model: Path, program: Program, probing: Probing, is_quiet: bool) -> tuple[bool | None, str | None]:
+    """Return whether the program predicts what the file computes, on a random batch, and a sentence on it; say it."""
     from burnish.data.random_data import random_batches
-    from burnish.errors import BurnishError
     from burnish.training import Session
     from burnish.training.objective import compare_with_file
 
@@ -79,10 +252,14 @@ def _compare_with_file(model: Path, program: Program, probing: Probing) -> None:
         with Session(program, state=program.initial_state(probing.seed)) as session:
             found = compare_with_file(model, program, session.predict, batch)
     except BurnishError as error:  # the gradients are compared on the reference engine, which runs more
-        output().print(f"what it predicts was not compared with the file: {error}")
-        return
-    if found is not None:
-        (output() if found.agrees else errors()).print(found.message(model))
+        agrees, message = None, f"what it predicts was not compared with the file: {error}"
+    else:
+        if found is None:
+            return None, None
+        agrees, message = found.agrees, found.message(model)
+    if not is_quiet:
+        (errors() if agrees is False else output()).print(message)
+    return agrees, message
 
 
 def _projected(model: Path, compilation: Compilation, program: Program) -> Program:
@@ -100,7 +277,34 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
         return compiled(model, options)
 
 
-def _check_gradients(program: Program, probing: Probing) -> None:
+def _gradients(model: Path, compilation: Compilation, program: Program, probing: Probing, is_quiet: bool) -> dict[str, Any]:
+    """Compare the gradients with central differences, say what was found, and return it."""
+    try:
+        found = _check_gradients(_projected(model, compilation, program), probing)
+    except BurnishError as error:
+        if not is_quiet:
+            raise
+        return {"agree": False, "message": str(error), "tensors": []}
+    if not is_quiet:
+        _print(found)
+        if found.agrees:
+            output().print(found.message())
+        else:
+            print_error(found.message())
+    tensors = [
+        {
+            "name": tensor.name.removeprefix("param/"),
+            "shape": list(tensor.shape),
+            "error": tensor.error,
+            "directions": tensor.probes,
+            "agrees": tensor.agrees,
+        }
+        for tensor in found.tensors
+    ]
+    return {"agree": found.agrees, "message": found.message(), "tensors": tensors}
+
+
+def _check_gradients(program: Program, probing: Probing) -> GradientCheck:
     from burnish.comparison import check_gradients
     from burnish.program import Role
 
@@ -125,11 +329,7 @@ def _check_gradients(program: Program, probing: Probing) -> None:
                 f"the gradients were to be checked on a random batch, which may be at fault: {error}. Where '{name}' says a "
                 f"shape or a length, give it one: --bind '{name}=[...]'"
             ) from error
-    _print(found)
-    if not found.agrees:
-        print_error(found.message())
-        raise typer.Exit(1)
-    output().print(found.message())
+    return found
 
 
 def _print(found: GradientCheck) -> None:

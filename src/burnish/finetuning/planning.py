@@ -291,15 +291,50 @@ def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int
         size //= 2
     if size < MOST:
         why = f"for {STEPS_OF_AN_EPOCH} steps or so in an epoch of {count:,} samples"
-    free = available_memory()
-    extents = _extents(program, samples)
-    graph = program.graphs.unlowered("grad")
-    peak = planned_peak(graph, size, extents).bytes
+    free, planned_bytes = available_memory(), step_memory(program, samples)
+    peak = planned_bytes(size)
     while free is not None and size > 1 and BESIDE_THE_PLAN * peak > free:
         size //= 2
-        peak, why = planned_peak(graph, size, extents).bytes, "as more would not fit"
+        peak, why = planned_bytes(size), "as more would not fit"
     planned = f"the step's planned peak is {peak / 1e6:,.0f} MB" + ("" if free is None else f" of {free / 1e9:,.1f} GB free")
     return size, f"batch {size}: {why}{'; ' if why else ''}{planned}"
+
+
+def step_memory(program: Program, samples: Mapping[str, np.ndarray]) -> Callable[[int], int]:
+    """Return a function that plans the peak of a step over so many samples, in bytes.
+
+    Args:
+        program: of the training.
+        samples: a batch of the data, samples first, which tells the open dimensions.
+    """
+    graph, extents = program.graphs.unlowered("grad"), _extents(program, samples)
+    return lambda size: planned_peak(graph, size, extents).bytes
+
+
+def largest_batch(program: Program, samples: Mapping[str, np.ndarray], count: int) -> int | None:
+    """Return the most samples whose step fits into the memory that is free, as it is planned; None if that is not known.
+
+    It is found to a sixteenth of itself, and no larger than the data.
+
+    Args:
+        program, samples, count: as ``chosen_batch`` takes them.
+    """
+    free, planned_bytes = available_memory(), step_memory(program, samples)
+    if fixed_batch(program) is not None or free is None:
+        return fixed_batch(program)
+    fits, too_many = 0, 1
+    while too_many < count and BESIDE_THE_PLAN * planned_bytes(too_many) <= free:
+        fits, too_many = too_many, 2 * too_many
+    too_many = min(too_many, count)
+    if BESIDE_THE_PLAN * planned_bytes(too_many) <= free:
+        return too_many
+    while too_many - fits > max(1, fits // 16):
+        middle = (fits + too_many) // 2
+        if BESIDE_THE_PLAN * planned_bytes(middle) <= free:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
 
 
 def available_memory() -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,24 @@ def peak_resident_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_while(run: Callable[[], object]) -> int | None:
+    """Call ``run``; return by how many bytes the resident memory of this process rose at most; None if the system does not say.
+
+    Linux alone says it, by the peak that it lets a process begin again.
+    """
+    before = resident_bytes()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        before = None
+    run()
+    if before is None:
+        return None
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    return None if peak is None else max(0, 1024 * peak - before)
 
 
 RUNS_ON = {"onnxruntime": "onnxruntime", "torch": "torch", "reference": "numpy"}
