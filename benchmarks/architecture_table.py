@@ -12,7 +12,7 @@ from installation import NOT_INSTALLED, level
 from workloads import ARCHITECTURE
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
+DOCUMENT = RESULTS / "performance.md"
 BEGIN = "<!-- table: written by benchmarks/compare_architectures.py --table -->"
 END = "<!-- end of the table -->"
 # The time of each round.
@@ -81,7 +81,7 @@ def _cells(cases: dict[int, dict[str, Any]]) -> list[str]:
 
 
 def table(path: Path | None) -> str:
-    """A result for the documentation."""
+    """A result for the page of all tables."""
     if path is None:
         return "No result is saved yet."
     cases = json.loads(path.read_text())["architectures"]
@@ -125,7 +125,7 @@ def _is_slower(case: dict[str, Any]) -> bool:
 
 
 def write(document: Path = DOCUMENT) -> None:
-    """Put the table into the documentation."""
+    """Put the table into the page."""
     text = document.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     document.write_text(f"{before}{BEGIN}\n\n{table(latest())}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")

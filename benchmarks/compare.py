@@ -5,7 +5,7 @@
     python benchmarks/compare.py --model mlp --peers eager,compile+pages
     python benchmarks/compare.py --model resnet50 --batch 16 --engines torch --peers burnish-wrapped
     python benchmarks/compare.py --model resnet50 --batch 4 1 --engines onnxruntime --peers burnish-kernels
-    python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
+    python benchmarks/compare.py --table                                 write benchmarks/results/comparison.md from the results
 
 Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
 agree with those of PyTorch eager, which always takes part. burnish is installed from a clone of the commit into a
@@ -375,10 +375,10 @@ def main() -> None:
     parser.add_argument("--engines", default="onnxruntime,torch", help="burnish's engines, with commas between")
     parser.add_argument("--warm-caches", action="store_true", help="compile once beforehand: the first step finds its caches")
     parser.add_argument(
-        "--save", action="store_true", help="write the result to benchmarks/results/, and docs/comparison.md anew"
+        "--save", action="store_true", help="write the result and the page of all comparisons to benchmarks/results/"
     )
     parser.add_argument("--install", action="store_true", help="install the peers into environments of their own, and stop")
-    parser.add_argument("--table", action="store_true", help="write the tables of docs/comparison.md from the results, and stop")
+    parser.add_argument("--table", action="store_true", help="write benchmarks/results/comparison.md from the results, and stop")
     installation.add_options(parser)
     arguments = parser.parse_args()
     if arguments.install:

@@ -2,7 +2,7 @@
 
     python benchmarks/compare_architectures.py --save         all, in about twelve minutes; writes the result and the table
     python benchmarks/compare_architectures.py bert unet      these
-    python benchmarks/compare_architectures.py --table        write the table of docs/performance.md from the latest result
+    python benchmarks/compare_architectures.py --table        write the table from the latest result
 
 Contenders are those of ``compare.py``: a process each, rounds interleaved, and a time counts only where the losses of the first
 three steps agree with those of PyTorch eager. A ratio is the median of those of the rounds. burnish is
@@ -61,11 +61,11 @@ def main() -> None:
     parser.add_argument(
         "--clock", choices=tuple(architecture_table.CLOCKS), default="wall", help="what is printed; cpu: processor time"
     )
+    parser.add_argument("--save", action="store_true", help="write the result and its table to benchmarks/results/")
     parser.add_argument(
-        "--save", action="store_true", help="write the result to benchmarks/results/, and docs/performance.md anew"
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="write the table of docs/performance.md from the latest result, and stop"
+        "--table",
+        action="store_true",
+        help="write the table of benchmarks/results/performance.md from the latest result, and stop",
     )
     installation.add_options(parser)
     arguments = parser.parse_args()

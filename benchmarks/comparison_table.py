@@ -9,7 +9,7 @@ from typing import Any
 from installation import NOT_INSTALLED, level
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "comparison.md"
+DOCUMENT = RESULTS / "comparison.md"
 BEGIN = "<!-- tables: written by benchmarks/compare.py --table -->"
 END = "<!-- end of the tables -->"
 HEADER = ("contender", "step", "lowest to highest", "samples/s", "first step", "peak memory", "time beside burnish's")
@@ -100,7 +100,7 @@ def case_text(case: dict[str, Any]) -> str:
 
 
 def case_markdown(case: dict[str, Any]) -> str:
-    """A comparison for the documentation."""
+    """A comparison for the page of all comparisons."""
     table = [HEADER, ("---",) * len(HEADER), *rows_of(case)]
     mark = [] if "doctor" in case else [NOT_INSTALLED, ""]
     lines = [f"### {heading(case)}", "", *mark, *("| " + " | ".join(row) + " |" for row in table), ""]
@@ -121,12 +121,12 @@ def latest_cases(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """The part of the documentation between the marks."""
+    """The part of the page between the marks."""
     return "\n".join(case_markdown(case) for case in latest_cases(folder))
 
 
 def write(document: Path = DOCUMENT) -> None:
-    """Put the tables into the documentation."""
+    """Put the tables into the page."""
     text = document.read_text()
     before, rest = text.split(BEGIN)
     document.write_text(f"{before}{BEGIN}\n\n{tables()}\n{END}{rest.split(END)[1]}")

@@ -4,7 +4,7 @@
     python benchmarks/table.py --minutes 20                      the rows of most worth first, rounds spread evenly
     python benchmarks/table.py --minutes 20 --resume             the rows that are still missing
     python benchmarks/table.py --models resnet50 --batches 16 1 --peers tuned+pages
-    python benchmarks/table.py --table                           write docs/performance.md and its picture from the latest result
+    python benchmarks/table.py --table                           write the tables and the picture from the latest result
 
 Contenders are those of ``compare.py`` and, for two workers, of ``data_parallel.py``: processes of their own, whose turns are
 interleaved. A time counts only where the losses of the first three steps agree with those of PyTorch eager, or of DDP. What is
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--output", type=Path, help="the result; default: benchmarks/results/, of today, or with --resume the latest"
     )
-    made.add_argument("--save", action="store_true", help="write docs/performance.md and its picture anew at the end")
+    made.add_argument("--save", action="store_true", help="write the tables and the picture at the end")
     made.add_argument("--table", action="store_true", help="write them from the latest result, and stop")
     installation.add_options(made)
     made.add_argument("--tiny", action="store_true", help="a small model and few steps: to see whether all is there")

@@ -1,4 +1,4 @@
-"""What ``table.py`` measured: as a file, as tables for the documentation, and as a picture."""
+"""What ``table.py`` measured: as a file, as tables, and as a picture."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
-PICTURE = DOCUMENT.parent / "step-times.svg"
+DOCUMENT = RESULTS / "performance.md"
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+PICTURE = PAGE.with_name("step-times.svg")
 BEGIN = "<!-- steps: written by benchmarks/table.py --table -->"
 END = "<!-- end of the steps -->"
+SUMMARY = "<!-- summary: written by benchmarks/table.py --table -->"
+SUMMARY_END = "<!-- end of the summary -->"
 TITLES = {
     "resnet50": "ResNet-50",
     "mobilenet_v2": "MobileNetV2",
@@ -222,7 +225,7 @@ def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def tables(rows: Sequence[Mapping[str, Any]], older: bool = False) -> str:
-    """A result for the documentation; an older one has no picture, and its gaps are left to newer ones."""
+    """A result for the page of all tables; an older one has no picture, and its gaps are left to newer ones."""
     if not rows:
         return "No result is saved yet."
     ordered = in_order(rows)
@@ -231,7 +234,7 @@ def tables(rows: Sequence[Mapping[str, Any]], older: bool = False) -> str:
     parts = _machines(ordered)
     if single:
         if not older:
-            parts += ["", f"![Steps a second of each contender beside PyTorch eager's, by batch]({PICTURE.name})"]
+            parts += ["", f"![Steps a second of each contender beside PyTorch eager's, by batch](../../docs/{PICTURE.name})"]
         parts += ["", "Milliseconds of a step in one process:", "", *_times(single)]
         parts += ["", "Peak memory of the process, and the time from the file to the first loss:", "", *_memory(single)]
     if several:
@@ -246,8 +249,23 @@ def tables(rows: Sequence[Mapping[str, Any]], older: bool = False) -> str:
     return "\n".join(parts)
 
 
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The steps of one process, for the page on performance: milliseconds, and how many times as fast as the best of PyTorch."""
+    single = [row for row in in_order(rows) if row["workers"] == 1]
+    ours = _present(single, OURS)
+    lines = []
+    for row in single:
+        best = best_of(row, PYTORCH)
+        cells = [_time(row, "eager"), NONE if best is None else _milliseconds(best)]
+        for column in ours:
+            seconds = second_least(row, column)
+            cells.append(_time(row, column) + ("" if best is None or seconds is None else f" ({best / seconds:.2f})"))
+        lines.append([_title(row["model"]), str(row["batch"]), *cells])
+    return "\n".join(_markdown(["Model", "Batch", "PyTorch eager", "PyTorch, best", *ours.values()], lines))
+
+
 def published(path: Path | None) -> str:
-    """A result for the documentation, and after it the last ones of other processors."""
+    """A result for the page of all tables, and after it the last ones of other processors."""
     if path is None:
         return tables([])
     rows = load(path)
@@ -317,12 +335,17 @@ def _draw(place: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     place.grid(color="#eeeeee")
 
 
-def write(path: Path | None = None, document: Path = DOCUMENT, drawing: Path = PICTURE) -> None:
-    """Put a result, by default the latest, into the documentation, and draw its picture."""
+def write(path: Path | None = None, document: Path = DOCUMENT, page: Path = PAGE, drawing: Path = PICTURE) -> None:
+    """Put a result, by default the latest, into the page of all tables and its summary into the docs, and draw its picture."""
     path = path or latest()
     rows = [] if path is None else load(path)
-    text = document.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    document.write_text(f"{before}{BEGIN}\n\n{published(path)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    _replace(document, BEGIN, END, published(path))
     if rows:
+        _replace(page, SUMMARY, SUMMARY_END, summary(rows))
         picture(rows, drawing)
+
+
+def _replace(document: Path, begin: str, end: str, text: str) -> None:
+    """Put a text between two marks of a file."""
+    before, rest = document.read_text(encoding="utf-8").split(begin)
+    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")

@@ -177,19 +177,32 @@ def test_the_documentation_has_the_table_of_the_latest_result():
     text = table_report.DOCUMENT.read_text(encoding="utf-8")
     between = text.split(table_report.BEGIN)[1].split(table_report.END)[0]
     assert between.strip() == table_report.published(path), "run `python benchmarks/table.py --table`"
-    assert path is None or table_report.PICTURE.exists()
+    page = table_report.PAGE.read_text(encoding="utf-8")
+    between = page.split(table_report.SUMMARY)[1].split(table_report.SUMMARY_END)[0]
+    assert path is not None
+    assert between.strip() == table_report.summary(table_report.load(path)), "run `python benchmarks/table.py --table`"
+    assert table_report.PICTURE.exists()
+
+
+def test_the_summary_has_the_best_of_pytorch_and_the_speed_beside_it():
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table_report.summary([TOGETHER, HALF, ALONE]).splitlines()
+    ]
+    assert lines[2:] == [["mlp", "4", "400", "200", "100 (2.00)"], ["mlp", "2", "200", "200", "50 (4.00)"]]
 
 
 def test_a_result_is_written_between_the_marks(tmp_path):
-    result, document = tmp_path / "result.json", tmp_path / "page.md"
+    result, document, page = tmp_path / "result.json", tmp_path / "document.md", tmp_path / "page.md"
     table_report.save([ALONE], result)
     document.write_text(f"before\n{table_report.BEGIN}\nold\n{table_report.END}\nafter\n", encoding="utf-8")
-    table_report.write(result, document, tmp_path / "steps.svg")
-    text = document.read_text(encoding="utf-8")
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "| mlp | 4 |" in text
-    assert "old" not in text
+    page.write_text(f"before\n{table_report.SUMMARY}\nold\n{table_report.SUMMARY_END}\nafter\n", encoding="utf-8")
+    table_report.write(result, document, page, tmp_path / "steps.svg")
+    for path in (document, page):
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("before\n")
+        assert text.endswith("\nafter\n")
+        assert "| mlp | 4 |" in text
+        assert "old" not in text
     assert (tmp_path / "steps.svg").exists()
 
 
