@@ -80,6 +80,7 @@ def finetune(
         image_size=data.image_size,
         pixels=pixels.settings(),
         text=texts.settings(),
+        sound=data.sound,
         missing=data.missing,
     )
 

@@ -131,6 +131,7 @@ def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return what a model's metadata says of its data: ``pixels``, ``columns`` and ``classes``, where they are there."""
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
+    pixels |= {} if described.sound is None else {"sound": described.sound.text()}
     pixels |= {} if described.table is None else {"columns": described.table.text()}
     return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 

@@ -14,7 +14,7 @@ from burnish.cli.console import cell, output
 from burnish.cli.option_groups import COMMON, OptionGroup
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
-from burnish.training.trainer_options import EvaluationOptions, RunOptions, check_one_evaluation
+from burnish.training.trainer_options import EvaluationOptions, RunOptions, SoundOptions, check_one_evaluation
 
 if TYPE_CHECKING:
     from burnish.data.splitting import EvalSplit
@@ -62,11 +62,11 @@ FoldOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Data(OptionGroup, EvaluationOptions):
+class Data(OptionGroup, EvaluationOptions, SoundOptions):
     """What to train and to evaluate on."""
 
     panel: ClassVar = "Data"
-    placed: ClassVar = {"eval_split": "eval_data"}
+    placed: ClassVar = {"eval_split": "eval_data", "sound": "image_size"}
     data: Annotated[
         str,
         typer.Option(

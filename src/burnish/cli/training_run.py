@@ -315,6 +315,8 @@ class TrainingRun:
         self._say(line)
         if (line_of_pixels := pixels_line(described, spec, self.pixels)) is not None:
             self._say(line_of_pixels)
+        if described.sound is not None:
+            self._say(f"sound: {described.sound.text()}")
         if described.text is not None:
             self._say(f"texts: {described.text.text()}")
         if cut is not None:
@@ -336,7 +338,8 @@ class TrainingRun:
         options: dict[str, Any] = {"label": data.label, "image_size": data.image_size, "missing": data.missing}
 
         def opened(text: Text | None) -> Dataset:
-            return open_dataset(data.data, spec, pixels=self.pixels.settings(), text=text, split=data.split, **options)
+            told: dict[str, Any] = {"pixels": self.pixels.settings(), "sound": data.sound, "split": data.split}
+            return open_dataset(data.data, spec, text=text, **told, **options)
 
         return within_the_model(program, opened(asked), asked, opened)
 
@@ -456,6 +459,7 @@ class TrainingRun:
             "classes": described.classes,
             "pixels": None if described.preprocessing is None else described.preprocessing.options(),
             "text": None if described.text is None else described.text.options(),
+            "sound": None if described.sound is None else described.sound.options(),
             "course": course,
             EARLIER_UPDATES: self.earlier_updates,
             "launch": launch.run_id(),

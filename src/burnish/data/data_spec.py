@@ -118,7 +118,8 @@ class DataSpec:
         preprocessing = described.preprocessing or self.described.preprocessing
         classes, text = described.classes or self.described.classes, described.text or self.described.text
         table = described.table or self.described.table
-        known = replace(self.described, preprocessing=preprocessing, classes=classes, text=text, table=table)
+        sound = described.sound or self.described.sound
+        known = replace(self.described, preprocessing=preprocessing, classes=classes, text=text, table=table, sound=sound)
         return replace(self, described=known)
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:

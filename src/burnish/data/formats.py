@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burnish.data.dataset import Dataset
     from burnish.data.missing_values import Columns, Missing
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.sound.settings import SoundLike
     from burnish.data.splitting import EvalSplit
     from burnish.data.text.settings import Text
 
@@ -38,6 +39,7 @@ class Opening:
     text: Text | None
     missing: Missing
     split: EvalSplit | None = None
+    sound: SoundLike | None = None
 
     @property
     def group(self) -> str | None:
@@ -57,7 +59,7 @@ class Format:
         name: of the format.
         said: what the help and errors call it.
         holds: ``images``, ``arrays`` (of bytes they are pixels), a ``table`` (of numbers, or of texts with a tokenizer),
-            ``texts`` alone, or ``digits``.
+            ``texts`` alone, ``digits``, or ``sounds``.
         labels: where its labels are, for the error about an option that names their column; empty where one does.
         open: opens it.
         suffixes: of its files, in small letters.
@@ -67,7 +69,7 @@ class Format:
 
     name: str
     said: str
-    holds: Literal["images", "arrays", "table", "texts", "digits"]
+    holds: Literal["images", "arrays", "table", "texts", "digits", "sounds"]
     labels: str
     open: Callable[[Opening], Dataset]
     suffixes: tuple[str, ...] = ()
@@ -153,6 +155,18 @@ def _open_images(asked: Opening) -> Dataset:
     return ImageFolder(asked.path, asked.spec, asked.classes, asked.image_size, asked.pixels)
 
 
+def _open_sounds(asked: Opening) -> Dataset:
+    from burnish.data.sound.dataset import SoundFolder
+
+    return SoundFolder(asked.path, asked.spec, asked.classes, asked.sound)
+
+
+def _is_sounds(path: Path, held: frozenset[str]) -> bool:
+    from burnish.data.sound.dataset import is_sounds
+
+    return is_sounds(path)
+
+
 def _open_table(asked: Opening) -> Dataset:
     from burnish.data.table import table_dataset
 
@@ -206,6 +220,14 @@ FORMATS = (
         _open_coco,
         suffixes=(".json",),
         is_it=_is_coco,
+    ),
+    Format(
+        "sounds",
+        "a folder of .wav files (one subfolder per class)",
+        "sounds",
+        "whose classes are its subfolders",
+        _open_sounds,
+        is_it=_is_sounds,
     ),
     Format(
         "images",
@@ -291,10 +313,18 @@ def check_group(source: str | Path, form: Format, group: str | None) -> None:
         )
 
 
+def check_sound(source: str | Path, form: Format, sound: SoundLike | None) -> None:
+    """Raise DataError where something is to be done to sounds, and the data hold none."""
+    if sound is not None and form.holds != "sounds":
+        raise DataError(
+            f"{source}: {form.short} holds no sounds, and sound (--sound) says what is done to .wav files: leave it out"
+        )
+
+
 def check_pixels(source: str | Path, form: Format, pixels: PixelsLike | None) -> None:
     """Raise DataError where something is to be done to the pixels of data that hold none."""
     if pixels is not None and form.holds not in ("images", "arrays"):
-        what = (
-            "digits are divided by 16 already" if form.holds == "digits" else "a table holds numbers, which are taken as they are"
+        what = {"digits": "digits are divided by 16 already", "sounds": "sounds have none (sound=..., --sound)"}.get(
+            form.holds, "a table holds numbers, which are taken as they are"
         )
         raise DataError(f"{source}: {what}; pixels says what is done to images and to arrays of bytes (uint8): leave it out")

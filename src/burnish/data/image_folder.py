@@ -55,8 +55,8 @@ class ImageFolder(LabelledImages):
         label_of_images(spec, str(path))
         reader = reader_for(spec, str(path), size, pixels)
         folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-        _check_parts(folders, path)
-        notes = _check_names(folders, path)
+        check_parts(folders, path)
+        notes = check_names(folders, path)
         names = tuple(classes) if classes is not None else spec.class_order(folders)
         for name in folders:
             if name not in names:
@@ -80,7 +80,7 @@ class ImageFolder(LabelledImages):
         super().__init__([file for file, _ in whole], [label for _, label in whole], names, spec, reader, str(path), notes)
 
 
-def _check_parts(folders: Sequence[str], path: Path) -> None:
+def check_parts(folders: Sequence[str], path: Path) -> None:
     """Raise DataError where the subfolders are parts of a data set, each with the classes in it."""
     parts = {name.casefold(): name for name in folders}
     inside = (child for name in folders for child in (path / name).iterdir())
@@ -118,7 +118,7 @@ def _notes_on_files(path: Path, files: Sequence[Path]) -> list[str]:
     return notes
 
 
-def _check_names(folders: Sequence[str], path: Path) -> list[str]:
+def check_names(folders: Sequence[str], path: Path) -> list[str]:
     """Return notes on names of classes that differ in case alone.
 
     Raises:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.data.preprocessing import Preprocessing, read_pixels
+from burnish.data.sound.settings import Sound, read_sound
 from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
-from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, PIXELS, TEXT, Annotation
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, PIXELS, SOUND, TEXT, Annotation
 from burnish.untrusted_files import UNREADABLE
 from burnish.validation import is_whole
 
@@ -25,6 +26,7 @@ class DataDescription:
         numbers: what it calls its classes, in that order, where it gives them numbers that are not their indices.
         text: how its texts became tokens; None where that is not known, or there are none.
         table: the columns of its table, where some hold categories; None where that is not known, or none do.
+        sound: what is done to its sounds; None where that is not known, or there are none.
     """
 
     preprocessing: Preprocessing | None = None
@@ -32,18 +34,21 @@ class DataDescription:
     numbers: tuple[int, ...] | None = None
     text: TextDescription | None = None
     table: TableDescription | None = None
+    sound: Sound | None = None
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """Return what a data set says of itself by its attributes ``preprocessing``, ``classes``, ``described`` and ``table``."""
+        """Return what a data set says of itself: ``preprocessing``, ``classes``, ``described``, ``table`` and ``sound``."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
         text, table = getattr(dataset, "described", None), getattr(dataset, "table", None)
+        sound = getattr(dataset, "sound", None)
         is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
         return cls(
             described if isinstance(described, Preprocessing) else None,
             tuple(map(str, classes)) if is_named and classes else None,
             text=text if isinstance(text, TextDescription) else None,
             table=table if isinstance(table, TableDescription) else None,
+            sound=sound if isinstance(sound, Sound) else None,
         )
 
     @classmethod
@@ -73,13 +78,19 @@ class DataDescription:
             table = None if columns is None else TableDescription.read(columns)
         except UNREADABLE as error:
             raise _damaged(source, COLUMNS, str(error)) from error
-        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text, table)
+        sounds = _entry(metadata, SOUND, dict, source)
+        try:
+            sound = None if sounds is None else read_sound(sounds)
+        except BurnishError as error:
+            raise _damaged(source, SOUND, str(error)) from error
+        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text, table, sound)
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
         said: list[tuple[Annotation[Any], Any]] = [
             (PIXELS, None if self.preprocessing is None else self.preprocessing.options()),
             (TEXT, None if self.text is None else self.text.options()),
+            (SOUND, None if self.sound is None else self.sound.options()),
             (COLUMNS, None if self.table is None else self.table.options()),
             (CLASSES, None if self.classes is None else list(self.classes)),
             (CLASS_NUMBERS, None if self.numbers is None else list(self.numbers)),

@@ -11,10 +11,11 @@ import numpy as np
 from burnish.data.batches import Batches
 from burnish.data.data_spec import DataSpec, check_held
 from burnish.data.dataset import ArrayDataset, Dataset, group_values
-from burnish.data.formats import Opening, check_group, check_pixels, check_text, format_of, help_text
+from burnish.data.formats import Opening, check_group, check_pixels, check_sound, check_text, format_of, help_text
 from burnish.data.huggingface import ColumnImages, columns_dataset, image_column, is_columnar, refuse_splits
 from burnish.data.missing_values import Missing, check_missing
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.sound.settings import SoundLike
 from burnish.data.splitting import EvalSplit
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
@@ -38,6 +39,7 @@ def open_dataset(
     text: TextLike | None = None,
     missing: Missing = "error",
     split: EvalSplit | None = None,
+    sound: SoundLike | None = None,
 ) -> Dataset:
     """Open data for a program.
 
@@ -55,6 +57,8 @@ def open_dataset(
             are no texts.
         missing: what becomes of a row of a table in which a value is missing: ``error``, or ``drop`` leaves it out and counts it.
         split: what is to be held out of the data (``burnish.data.splitting``); a column or an array of groups is no feature.
+        sound: what is done to sounds: settings by name, their text (``rate=16000,bands=64``), or a ``Sound``; by default what the
+            model's metadata says, else what its input and the files say.
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
@@ -62,7 +66,7 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing, split)
+    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing, split, sound)
     return read_data(source, _opened, asked)
 
 
@@ -99,6 +103,7 @@ def _opened(asked: Opening) -> Dataset:
     check_text(asked.source, form, asked.text)
     check_pixels(asked.source, form, asked.pixels)
     check_group(asked.source, form, asked.group)
+    check_sound(asked.source, form, asked.sound)
     return form.open(asked)
 
 
@@ -109,6 +114,7 @@ def as_dataset(
     pixels: PixelsLike | None = None,
     text: TextLike | None = None,
     split: EvalSplit | None = None,
+    sound: SoundLike | None = None,
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
@@ -117,14 +123,14 @@ def as_dataset(
             as they are; or one of Hugging Face ``datasets``, whose columns are texts (with ``text``), tokens (``input_ids``), or
             features. With ``text`` also ``(texts, labels)``, columns by name, or texts.
         spec: what the program takes.
-        classes, pixels, text, split: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever
+        classes, pixels, text, split, sound: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever
             ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text, split=split)
+        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text, split=split, sound=sound)
     group = None if split is None else split.group
     text = as_text(text)
     refuse_splits(source)

@@ -13,12 +13,16 @@ from burnish.data.csv import HEADER
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
-from burnish.data.formats import FORMATS, check_pixels, check_text, format_of, read_table
+from burnish.data.formats import FORMATS, check_pixels, check_sound, check_text, format_of, read_table
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
 from burnish.data.missing_values import PREDICTED
 from burnish.data.numpy_files import MappedArrays, npz_inputs
 from burnish.data.preprocessing import PixelsLike, Preprocessing
+from burnish.data.sound.dataset import UNREAD as UNREAD_SOUNDS
+from burnish.data.sound.dataset import SoundFiles
+from burnish.data.sound.settings import SoundLike
+from burnish.data.sound.wav import SUFFIX as WAV
 from burnish.data.sources import read_data
 from burnish.data.table import LABEL_COLUMNS, filled_inputs
 from burnish.data.tar_shards import read_samples
@@ -69,16 +73,17 @@ def open_samples(
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
     text: Text | None = None,
+    sound: SoundLike | None = None,
 ) -> Samples:
     """Open data without their labels.
 
     Args:
-        source: what ``open_dataset`` takes, an image, or a folder of images without subfolders for classes; or arrays by input
-            name, which are taken as they are.
+        source: what ``open_dataset`` takes, an image or a .wav file, or a folder of these without subfolders for classes; or
+            arrays by input name, which are taken as they are.
         spec: what the model takes.
         label: a column of a table to leave out. By default, where the table has more columns than the model takes, one that is
             called label, y or target, else the last.
-        image_size, pixels, text: as ``open_dataset`` takes them.
+        image_size, pixels, text, sound: as ``open_dataset`` takes them.
 
     Raises:
         DataError: nothing there, damaged data, or data that do not fit the model.
@@ -88,7 +93,7 @@ def open_samples(
         given = {entry.name: _input(source, entry.name) for entry in spec.data}
         inputs = ArrayDataset(given, shared=spec.shared(given))
         return Samples(inputs, "row", row_names(len(inputs)), None)
-    return read_data(source, _opened, source, spec, label, image_size, pixels, text)
+    return read_data(source, _opened, source, spec, label, image_size, pixels, text, sound)
 
 
 def _opened(
@@ -98,11 +103,14 @@ def _opened(
     image_size: tuple[int, int] | None,
     pixels: PixelsLike | None,
     text: Text | None,
+    sound: SoundLike | None,
 ) -> Samples:
     path = Path(source)
-    is_image = path.suffix.lower() in SUFFIXES and path.is_file()
-    form = next(each for each in FORMATS if each.name == "images") if is_image else format_of(source)
+    suffix = path.suffix.lower() if path.is_file() else ""
+    file = "images" if suffix in SUFFIXES else "sounds" if suffix == WAV or suffix in UNREAD_SOUNDS else None
+    form = format_of(source) if file is None else next(each for each in FORMATS if each.name == file)
     kind = form.name
+    check_sound(source, form, sound)
     check_text(source, form, text)
     check_pixels(source, form, pixels)
     if kind in ANNOTATED:
@@ -117,6 +125,9 @@ def _opened(
     if kind == "npy":
         mapped = MappedArrays(path, replace(spec, label=None, further_labels=()), pixels=pixels)
         return Samples(mapped, "row", row_names(len(mapped)), mapped.preprocessing)
+    if kind == "sounds":
+        sounds = SoundFiles(path, spec, sound)
+        return Samples(sounds, "file", sounds.names, None, sounds.note)
     if kind == "images":
         files = ImageFiles(path, spec, image_size, pixels)
         return Samples(files, "file", files.names, files.preprocessing, files.note)

@@ -15,13 +15,14 @@ from burnish.data.text.settings import Text, as_text
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
 from burnish.settings import is_natural_text, suggestion
-from burnish.training.trainer_options import EvaluationOptions, RunOptions, check_one_evaluation
+from burnish.training.trainer_options import EvaluationOptions, RunOptions, SoundOptions, check_one_evaluation
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish import losses
     from burnish.data import DataSource, ImageAugmentation
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.sound.settings import SoundLike
     from burnish.data.splitting import EvalSplit
     from burnish.data.text.settings import TextLike
     from burnish.engines import Engine
@@ -179,7 +180,7 @@ class FinetuneOptions(TuningOptions):
             keeps it.
         loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
         metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
-        label, image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them.
+        label, image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them.
         train_on: of texts that a language model learns, the tokens that count, as ``burnish.data.Text`` takes it.
     """
 
@@ -202,6 +203,7 @@ class FinetuneOptions(TuningOptions):
     pixels: PixelsLike | None = option(None)
     text: TextLike | None = option(None)
     train_on: str | None = same_option(Text, "train_on", help=None)
+    sound: SoundLike | None = same_option(SoundOptions, "sound", help=None)
     missing: str = option("error")
 
     def __post_init__(self) -> None:
@@ -229,7 +231,7 @@ class FinetuneOptions(TuningOptions):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that data are opened with."""
-        options = {name: getattr(self, name) for name in ("label", "image_size", "pixels", "text", "missing")}
+        options = {name: getattr(self, name) for name in ("label", "image_size", "pixels", "text", "sound", "missing")}
         return options if self.train_on is None else {**options, "text": self._text_with_answers()}
 
     def _text_with_answers(self) -> Text:

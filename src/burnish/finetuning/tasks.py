@@ -324,7 +324,7 @@ def output_of(model: ir.Model) -> str | None:
     return next(iter(heads.values())) if len(heads) == 1 else None
 
 
-OF_FILES = ("label", "image_size", "missing")
+OF_FILES = ("label", "image_size", "sound", "missing")
 """Options of data that are read from files."""
 
 

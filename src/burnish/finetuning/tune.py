@@ -347,7 +347,9 @@ class OneFile(Run):
             return self.plan.transfer.evaluation
         described = DataDescription.of(self.dataset)
         spec = DataSpec.by(program).like(described)
-        return open_source(self.options.eval_data, spec, classes=described.classes, **{**self.options.reading, "pixels": None})
+        return open_source(
+            self.options.eval_data, spec, classes=described.classes, **{**self.options.reading, "pixels": None, "sound": None}
+        )
 
 
 def _plan_of_integers(plan: Plan, choices: Choices, model: ir.Model, loss: losses.Loss) -> Plan:

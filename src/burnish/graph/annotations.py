@@ -142,6 +142,8 @@ COLUMNS = json_of("burnish.columns", ensure_ascii=False)
 """Of a model: the columns of the table that it reads."""
 PIXELS = json_of("burnish.pixels", ensure_ascii=False)
 """Of a model: what is done to the pixels of the images that it reads."""
+SOUND = json_of("burnish.sound", ensure_ascii=False)
+"""Of a model: what is done to the sounds that it reads."""
 TEXT = json_of("burnish.text", ensure_ascii=False)
 """Of a model: how the texts that it reads become tokens."""
 ADAPTERS = json_of("burnish.adapters", sort_keys=True)

@@ -17,6 +17,7 @@ from burnish.data.image.augmentation import ImageAugmentation, mixing, read_augm
 from burnish.data.image.labelled import DecodedImages
 from burnish.data.loader import Augmentation
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.sound.settings import SoundLike
 from burnish.data.splitting import EvalSplit, Split, held_out, parts, split_of
 from burnish.data.text.settings import LONGEST, TextDescription
 from burnish.distributed.connection.process_group import ProcessGroup
@@ -76,6 +77,7 @@ class RunData:
         pixels: PixelsLike | None,
         text: Text | None = None,
         augment: Augmentation | str | ImageAugmentation | None = None,
+        sound: SoundLike | None = None,
         asked: EvalSplit | None = None,
         seed: int = 0,
         kept: dict[str, Any] | None = None,
@@ -84,7 +86,7 @@ class RunData:
 
         Args:
             program: what trains.
-            train, evaluation, pixels, text, augment: as ``Trainer`` takes them.
+            train, evaluation, pixels, text, augment, sound: as ``Trainer`` takes them.
             asked, seed, kept: what is held out of the training data, as ``burnish.data.splitting.held_out`` takes it.
 
         Raises:
@@ -99,8 +101,8 @@ class RunData:
                 "evaluate on as eval_data, or train on a data set, such as arrays or a folder"
             )
         if text is None and (is_batches(train) or is_batches(evaluation)):
-            return cls._of_batches(program, train, evaluation, spec, pixels=pixels, text=text, augment=augment)
-        train_set, cut = as_dataset(train, spec, pixels=pixels, text=text, split=asked), None
+            return cls._of_batches(program, train, evaluation, spec, pixels=pixels, text=text, augment=augment, sound=sound)
+        train_set, cut = as_dataset(train, spec, pixels=pixels, text=text, split=asked, sound=sound), None
         if text is not None and not isinstance(train, Dataset):
             opened = partial(as_dataset, train, spec, None, pixels, split=asked)
             train_set, cut = within_the_model(program, train_set, text, opened)
@@ -139,7 +141,7 @@ class RunData:
         def opened(source: DataSource, known: DataSpec, classes: Any = None) -> Dataset | Batches:
             if is_batches(source):
                 return source if isinstance(source, Batches) else Batches(cast(Any, source))
-            return as_dataset(source, known, classes, options["pixels"], options["text"])
+            return as_dataset(source, known, classes, options["pixels"], options["text"], sound=options["sound"])
 
         train_set = opened(train, spec)
         described = DataDescription.of(train_set)
@@ -306,6 +308,8 @@ class RunData:
         }
         if self.changes is not None:
             course["augment"] = self.changes
+        if self.described.sound is not None:
+            course["sound"] = self.described.sound.text()
         return course if text is None else {**course, "text": text.options()}
 
 

@@ -91,6 +91,7 @@ class Trainer:
         pixels: what is done to the pixels of images and to arrays of bytes, where the data are no data set yet: as
             ``burnish.data.open_dataset`` takes it. Checkpoints and exported models say what it was.
         text: how texts become tokens, where the data are texts and no data set yet.
+        sound: what is done to sounds, where the data are a folder of .wav files: as ``burnish.data.open_dataset`` takes it.
         progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. Of several workers, the
             first alone reports.
         parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
@@ -114,7 +115,7 @@ class Trainer:
         self._limit = None if step_timeout is None else TimeLimit(step_timeout)
         asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
         kept = read_split(Path(options.run_directory)) if asked is not None and options.resume else None
-        told = options.pixels, options.text, options.augment
+        told = options.pixels, options.text, options.augment, options.sound
         data = RunData.open(program, train_data, options.eval_data, *told, asked, options.seed, kept)
         self.epochs, self.checkpoint_every = options.epochs, options.checkpoint_every
         self.run_directory = Path(options.run_directory)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from burnish.data.image.augmentation import ImageAugmentation
     from burnish.data.loader import Augmentation
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.sound.settings import SoundLike
     from burnish.data.splitting import EvalSplit
     from burnish.distributed import DataParallel
     from burnish.engines import Engine
@@ -65,6 +66,13 @@ def _check_eval_split(asked: Any) -> EvalSplit:
     return EvalSplit.read(asked)
 
 
+def _check_sound(sound: Any) -> Any:
+    from burnish.data.sound.settings import read_sound
+
+    read_sound(sound)
+    return sound
+
+
 def check_one_evaluation(eval_data: object, eval_split: object) -> None:
     """Raise ConfigurationError for data to evaluate on beside a part of the training data."""
     if eval_data is not None and eval_split is not None:
@@ -86,6 +94,20 @@ class EvaluationOptions(Options):
         "another share.",
         is_common=True,
         metavar="SHARE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundOptions(Options):
+    """What is done to sounds; ``burnish.data.open_dataset`` says what the option is."""
+
+    sound: SoundLike | None = option(
+        None,
+        check=_check_sound,
+        help="Preprocessing of .wav files, such as rate=16000,seconds=2,bands=64.\n\nSettings are rate, seconds, bands, frames, "
+        "n_fft, hop, fmin, fmax, mean and std.",
+        shown_default="as the model and the files say",
+        metavar="SETTINGS",
     )
 
 
@@ -161,6 +183,7 @@ class TrainerOptions(RunOptions):
     data_workers: int | None = option(None)
     pixels: PixelsLike | None = option(None)
     text: Text | None = option(None)
+    sound: SoundLike | None = same_option(SoundOptions, "sound", help=None)
     progress: bool | Progress = option(True)
     parallel: DataParallel | None = option(None, check=_check_parallel)
     callbacks: Sequence[Callback] = option(())

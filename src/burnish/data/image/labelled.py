@@ -249,7 +249,7 @@ class LabelledImages(DecodedImages):
         yield from np.roll(members, -place)[1:].tolist()
 
 
-def label_of_images(spec: DataSpec, source: str) -> tuple[Entry, int | None]:
+def label_of_images(spec: DataSpec, source: str, what: str = "images") -> tuple[Entry, int | None]:
     """Return the label input of images with a class each, and how many probabilities it takes; None where class indices.
 
     Raises:
@@ -262,7 +262,7 @@ def label_of_images(spec: DataSpec, source: str) -> tuple[Entry, int | None]:
             raise DataError(f"{source}: how many classes '{label.name}' has is open: take a model whose outputs are counted")
         return label, extent
     if label.dtype.is_floating_point():
-        raise DataError(f"{source}: images give classes, and the loss compares with numbers ('{label.name}')")
+        raise DataError(f"{source}: {what} give classes, and the loss compares with numbers ('{label.name}')")
     return label, None
 
 

@@ -1,0 +1,273 @@
+"""Preprocessing of sound: what is done to a .wav file before a model reads it, as a value that the model keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from burnish.data.preprocessing import image_layout, shape_text
+from burnish.errors import ConfigurationError, DataError
+from burnish.program import Entry
+from burnish.settings import PlainSettings, read_settings, with_settings
+from burnish.validation import is_number, is_whole
+
+HIGHEST_RATE = 16_000
+"""Of files with a higher rate, where nothing says which the model takes."""
+LONGEST_SECONDS = 10.0
+"""Of files that are longer, where nothing says how much of them the model takes."""
+BANDS = 64
+WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
+FLOOR = 1e-6
+"""What is added to an energy before its logarithm is taken."""
+MEAN = STD = 4.5
+LARGEST_WINDOW = 1 << 16
+LARGEST_RATE = 1_000_000
+MOST_VALUES = 1 << 28
+"""Samples of a sound, or values of a spectrogram."""
+FOLLOWING = {"rate": ("hop", "n_fft", "fmax"), "seconds": ("hop",), "frames": ("hop",), "hop": ("seconds",), "bands": ("n_fft",)}
+"""Settings that follow from another one anew where that is changed."""
+Kind = Literal["samples", "spectrogram"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sound(PlainSettings):
+    """Preprocessing of a sound: mono samples of one rate and length, or their log-mel spectrogram.
+
+    The channels of a file are averaged. Another rate than ``rate`` is resampled by a band-limited filter (``resampled``). Of a
+    longer sound the beginning is taken, and a shorter one is followed by silence. Samples lie in -1 to 1. A spectrogram is
+    ``(log(energy + 1e-6) - mean) / std``, of the energies of triangular bands on the mel scale (HTK's), of frames under a
+    periodic Hann window; frame ``i`` begins at sample ``i * hop``. Settings that are None follow from the model's input and the
+    training data (``for_input``).
+
+    Attributes:
+        rate: samples in a second.
+        seconds: length of a sound.
+        bands: of the spectrogram: its height.
+        frames: of the spectrogram: its width.
+        n_fft: samples in a window, a power of two.
+        hop: samples from one frame to the next.
+        fmin, fmax: lower end of the lowest band and upper end of the highest, in Hz.
+        mean, std: what is subtracted from the logarithm, and what it is divided by.
+
+    Example:
+        >>> from burnish.data.sound.settings import read_sound
+        >>> read_sound("rate=8000,bands=40").bands
+        40
+    """
+
+    rate: int | None = None
+    seconds: float | None = None
+    bands: int | None = None
+    frames: int | None = None
+    n_fft: int | None = None
+    hop: int | None = None
+    fmin: float = 0.0
+    fmax: float | None = None
+    mean: float = -MEAN
+    std: float = STD
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "bands", "frames", "n_fft", "hop"):
+            value = getattr(self, name)
+            if value is not None and (not is_whole(value) or not 1 <= value <= LARGEST_RATE):
+                raise ConfigurationError(f"sound: {name}={value!r}: give a whole number, 1 or more (--sound {name}=...)")
+        for name in ("seconds", "fmax", "std"):
+            value = getattr(self, name)
+            if value is not None and (not is_number(value) or value <= 0):
+                raise ConfigurationError(f"sound: {name}={value!r}: give a number above 0 (--sound {name}=...)")
+        if not is_number(self.mean) or not is_number(self.fmin) or self.fmin < 0:
+            raise ConfigurationError(f"sound: mean={self.mean!r}, fmin={self.fmin!r}: give numbers, and no fmin below 0")
+        if self.n_fft is not None and (self.n_fft & (self.n_fft - 1) or not 4 <= self.n_fft <= LARGEST_WINDOW):
+            raise ConfigurationError(
+                f"sound: n_fft={self.n_fft}: give a power of two from 4 to {LARGEST_WINDOW:,}, such as 512 (--sound n_fft=512)"
+            )
+        if self.rate is not None:
+            highest = self.rate / 2 if self.fmax is None else self.fmax
+            if highest > self.rate / 2 or self.fmin >= highest:
+                raise ConfigurationError(
+                    f"sound: bands from fmin={self.fmin:g} to fmax={highest:g} Hz, and {self.rate:,} samples a second hold sound "
+                    f"up to {self.rate / 2:g} Hz: give fmin < fmax <= {self.rate / 2:g}"
+                )
+
+    @property
+    def is_spectrogram(self) -> bool:
+        """True if a model reads a spectrogram, and False if it reads samples; once it is known."""
+        return self.frames is not None
+
+    @property
+    def length(self) -> int:
+        """The number of samples of a sound."""
+        assert self.rate is not None
+        assert self.seconds is not None
+        return max(1, round(self.rate * self.seconds))
+
+    def for_input(self, entry: Entry, source: str, rate: int, seconds: float) -> Sound:
+        """Return the settings with nothing left open.
+
+        Args:
+            entry: the model's input: ``[batch, samples]`` or ``[batch, 1, samples]`` for samples, and for a spectrogram
+                ``[batch, channels, bands, frames]`` of 1 or 3 channels (all alike), channels last too, or
+                ``[batch, bands, frames]``.
+            source: what to call the data in an error.
+            rate: of most of the files.
+            seconds: of the longest file.
+
+        Raises:
+            DataError: the input takes no sound, or another shape than the settings say; or a band of the spectrogram would be
+                empty.
+        """
+        if not entry.dtype.is_floating_point():
+            raise DataError(f"{source}: the model's input '{entry.name}' takes {entry.dtype}, and sounds are numbers in between")
+        chosen = replace(self, rate=self.rate or min(rate, HIGHEST_RATE))
+        assert chosen.rate is not None
+        if kind_of(entry, source) == "samples":
+            return self._of_samples(chosen, entry, source, seconds)
+        return self._of_spectrogram(chosen, entry, source, seconds)
+
+    def _of_samples(self, chosen: Sound, entry: Entry, source: str, seconds: float) -> Sound:
+        set_for_pictures = [name for name in ("bands", "frames", "n_fft", "hop") if getattr(self, name) is not None]
+        if set_for_pictures:
+            raise DataError(
+                f"{source}: sound: {set_for_pictures[0]} is for a spectrogram, and the model's input '{entry.name}' of shape "
+                f"{shape_text(entry.extents)} takes samples: leave it out"
+            )
+        assert chosen.rate is not None
+        (takes,) = (extent for extent in (entry.extents[1:] if len(entry.extents) == 2 else _samples_of(entry)))
+        if not isinstance(takes, int):
+            made = replace(chosen, seconds=self.seconds or min(seconds, LONGEST_SECONDS))
+            return replace(made, seconds=made.length / chosen.rate)
+        asked = None if self.seconds is None else round(self.seconds * chosen.rate)
+        if asked not in (None, takes):
+            raise DataError(
+                f"{source}: sound: {self.seconds:g} s at {chosen.rate:,} samples a second are {asked:,} samples, and the model's "
+                f"input '{entry.name}' takes {takes:,}: leave seconds out"
+            )
+        return replace(chosen, seconds=takes / chosen.rate)
+
+    def _of_spectrogram(self, chosen: Sound, entry: Entry, source: str, seconds: float) -> Sound:
+        _, _, bands, frames = image_layout(entry, source)
+        for name, takes in (("bands", bands), ("frames", frames)):
+            asked = getattr(self, name)
+            if takes is not None and asked not in (None, takes):
+                raise DataError(
+                    f"{source}: sound: {name}={asked}, and the model's input '{entry.name}' of shape {shape_text(entry.extents)} "
+                    f"takes {takes} {name}: leave {name} out"
+                )
+        rate, bands, frames = chosen.rate, bands or self.bands or BANDS, frames or self.frames
+        assert rate is not None
+        wanted = self.seconds or min(seconds, LONGEST_SECONDS)
+        length = max(1, round(wanted * rate))
+        hop = self.hop or (max(1, round(rate * HOP_SECONDS)) if frames is None else max(1, -(-length // frames)))
+        frames = frames or -(-length // hop)
+        if self.hop is not None and self.seconds is None:
+            length = hop * frames
+        elif abs(frames * hop - length) > max(hop, frames):
+            raise DataError(
+                f"{source}: sound: {frames} frames with a hop of {hop} are {frames * hop / rate:.3g} s at {rate:,} samples "
+                f"a second, and seconds={wanted:g}: leave seconds or hop out"
+            )
+        made = replace(chosen, seconds=length / rate, bands=bands, frames=frames, hop=hop, fmax=chosen.fmax or rate / 2)
+        return replace(made, n_fft=self.n_fft or _window(made, source)).checked(source)
+
+    def checked(self, source: str) -> Sound:
+        """Return the same settings; raise DataError if a band of the spectrogram is empty, or it is too large."""
+        assert self.bands is not None
+        assert self.frames is not None
+        if self.bands * self.frames > MOST_VALUES:
+            raise DataError(
+                f"{source}: sound: {self.bands:,} bands x {self.frames:,} frames are more than are computed: give fewer"
+            )
+        from burnish.data.sound.transform import mel_filters
+
+        if not (mel_filters(self).sum(axis=1) > 0).all():
+            raise DataError(
+                f"{source}: sound: some of {self.bands} bands are narrower than a window of {self.n_fft} samples tells apart, "
+                "and would be empty: give fewer bands (--sound bands=...), or a larger n_fft"
+            )
+        return self
+
+    def text(self) -> str:
+        """Return the settings as a line."""
+        rate = "" if self.rate is None else f"{self.rate:,} samples a second, "
+        length = "" if self.seconds is None else f"cut or padded to {self.seconds:.4g} s"
+        if not self.is_spectrogram:
+            return f"mono, {rate}{length}"
+        return (
+            f"mono, {rate}{length}; log-mel spectrogram: {self.bands} bands from {self.fmin:g} to {self.fmax:g} Hz, "
+            f"{self.frames} frames, windows of {self.n_fft} samples every {self.hop}"
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return the settings as JSON-compatible values; ``read_sound`` reads them."""
+        return asdict(self)
+
+
+SoundLike = str | Mapping[str, Any] | Sound
+
+
+def read_sound(sound: SoundLike, base: Sound | None = None) -> Sound:
+    """Return settings of sound.
+
+    Args:
+        sound: ``rate=16000,bands=64``, settings by name, or a ``Sound``.
+        base: what they change; None: the defaults.
+
+    Raises:
+        ConfigurationError: no such setting, or a value that it cannot have.
+    """
+    if isinstance(sound, Sound):
+        return sound
+    if isinstance(sound, str):
+        sound = read_settings("sound", f"sound:{sound}")[1]
+    if not isinstance(sound, Mapping):
+        raise ConfigurationError(
+            f"sound={sound!r} (--sound): give settings such as 'rate=16000,bands=64', or by name: {{'rate': 16000, 'bands': 64}}"
+        )
+    kept = {} if base is None else {field.name: getattr(base, field.name) for field in fields(base)}
+    for name, others in FOLLOWING.items():
+        if name in sound and sound[name] != kept.get(name):
+            kept |= dict.fromkeys(others)
+    return with_settings("sound", Sound, {**kept, **sound})
+
+
+def kind_of(entry: Entry, source: str) -> Kind:
+    """Return what of a sound an input takes.
+
+    Raises:
+        DataError: its shape is that of neither.
+    """
+    extents = entry.extents
+    if len(extents) == 2 or (len(extents) == 3 and 1 in extents[1:]):
+        return "samples"
+    if len(extents) == 3 and 2 in extents[1:]:
+        raise DataError(
+            f"{source}: the model's input '{entry.name}' of shape {shape_text(extents)} takes two channels, and sounds are mixed "
+            "to one: take a model of one channel"
+        )
+    try:
+        image_layout(entry, source)
+    except DataError as error:
+        raise DataError(
+            f"{source}: the model's input '{entry.name}' has shape {shape_text(extents)}, and sounds fill [batch, samples] or "
+            "[batch, 1, samples], or as a spectrogram [batch, 1, bands, frames] or [batch, bands, frames]"
+        ) from error
+    return "spectrogram"
+
+
+def _samples_of(entry: Entry) -> tuple[int | str | None]:
+    """The extent of the samples of ``[batch, 1, samples]`` or ``[batch, samples, 1]``."""
+    return (entry.extents[2] if entry.extents[1] == 1 else entry.extents[1],)
+
+
+def _window(sound: Sound, source: str) -> int:
+    """Return the smallest window that is as long as a hop, lasts 25 ms, and leaves no band empty."""
+    from burnish.data.sound.transform import mel_filters
+
+    assert sound.rate is not None
+    assert sound.hop is not None
+    size = 1 << max(2, math.ceil(math.log2(max(sound.hop, sound.rate * WINDOW_SECONDS))))
+    while size < LARGEST_WINDOW and not (mel_filters(replace(sound, n_fft=size)).sum(axis=1) > 0).all():
+        size *= 2
+    return min(size, LARGEST_WINDOW)

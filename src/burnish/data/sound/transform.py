@@ -1,0 +1,100 @@
+"""Resampling and log-mel spectrograms, in float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from burnish.data.sound.settings import FLOOR, Sound
+
+ZEROS = 10
+"""Zero crossings of the filter to each side, at the lower of the two rates."""
+KAISER = 5.0
+
+
+def resampled(samples: np.ndarray, rate: int, to: int) -> np.ndarray:
+    """Return samples at another rate, by a polyphase filter: a sinc under a Kaiser window, cut off at half of the lower rate.
+
+    The result is that of ``scipy.signal.resample_poly`` with its defaults.
+
+    Args:
+        samples: float64 [n].
+        rate, to: samples in a second, before and after.
+
+    Returns:
+        float64 [ceil(n * to / rate)].
+    """
+    shared = math.gcd(rate, to)
+    up, down = to // shared, rate // shared
+    if up == down:
+        return samples
+    taps, half = _filter(up, down)
+    count = -(-len(samples) * up // down)
+    width = -(-len(taps) // up)
+    # The sample at time m reads taps[half + m * down - k * up] of sample k: up phases of width taps each.
+    padded = np.concatenate([np.zeros(width), samples, np.zeros(width + down)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    result = np.empty(count)
+    for phase in range(min(up, count)):
+        place = half + phase * down
+        last, offset = place // up, place % up
+        own = np.zeros(width)
+        chosen = taps[offset::up]
+        own[width - len(chosen) :] = chosen[::-1]
+        first = last - width + 1 + width
+        part = result[phase::up]
+        rows = first + down * np.arange(len(part))
+        part[...] = windows[np.minimum(rows, len(windows) - 1)] @ own * (rows < len(windows))
+    return result
+
+
+@functools.lru_cache(maxsize=16)
+def _filter(up: int, down: int) -> tuple[np.ndarray, int]:
+    """Return the taps of the filter at ``up`` times the rate, and how many stand before its middle."""
+    largest = max(up, down)
+    half = ZEROS * largest
+    times = np.arange(-half, half + 1)
+    taps = np.sinc(times / largest) / largest * np.kaiser(2 * half + 1, KAISER)
+    return taps / taps.sum() * up, half
+
+
+def mel_filters(sound: Sound) -> np.ndarray:
+    """Return the weight of each frequency in each band: triangles on HTK's mel scale, float64 [bands, n_fft // 2 + 1]."""
+    assert sound.rate is not None
+    assert sound.n_fft is not None
+    assert sound.bands is not None
+    highest = sound.fmax or sound.rate / 2
+    mels = np.linspace(_mel(sound.fmin), _mel(highest), sound.bands + 2)
+    edges = 700 * (10 ** (mels / 2595) - 1)
+    bins = np.arange(sound.n_fft // 2 + 1) * (sound.rate / sound.n_fft)
+    rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    return np.maximum(0, np.minimum(rising, falling))
+
+
+def _mel(frequency: float) -> float:
+    return 2595 * math.log10(1 + frequency / 700)
+
+
+def log_mel(samples: np.ndarray, sound: Sound, filters: np.ndarray) -> np.ndarray:
+    """Return the log-mel spectrogram of a sound.
+
+    Args:
+        samples: float64 [length].
+        sound: settings with nothing left open.
+        filters: as ``mel_filters`` returns them.
+
+    Returns:
+        float64 [bands, frames].
+    """
+    assert sound.n_fft is not None
+    assert sound.hop is not None
+    assert sound.frames is not None
+    needed = (sound.frames - 1) * sound.hop + sound.n_fft
+    padded = np.concatenate([samples, np.zeros(max(0, needed - len(samples)))])
+    frames = np.lib.stride_tricks.sliding_window_view(padded, sound.n_fft)[:: sound.hop][: sound.frames]
+    window = np.hanning(sound.n_fft + 1)[:-1]
+    energy = np.abs(np.fft.rfft(frames * window, axis=1)) ** 2
+    return np.asarray((np.log(filters @ energy.T + FLOOR) - sound.mean) / sound.std)
