@@ -11,6 +11,7 @@ import typer
 from burnish.cli.option_groups import OptionGroup
 from burnish.data.text.settings import Text
 from burnish.settings import is_natural_text, read_number, split
+from burnish.training.trainer_options import SoundOptions
 
 if TYPE_CHECKING:
     from burnish.data import DataDescription, DataSpec
@@ -198,6 +199,13 @@ def _number(option: str, text: str) -> float:
         return read_number(numerator) / (read_number(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         raise typer.BadParameter(f"{option} {text}: give a number, such as 0.5 or 1/255") from None
+
+
+@dataclass(frozen=True)
+class Sounds(OptionGroup, SoundOptions):
+    """What is done to sounds."""
+
+    panel: ClassVar = "Sounds"
 
 
 @dataclass(frozen=True)

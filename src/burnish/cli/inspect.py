@@ -185,6 +185,8 @@ def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
         say(f"columns: {summary['columns']}")
     if "pixels" in summary:
         say(f"pixels: {summary['pixels']}")
+    if "sound" in summary:
+        say(f"sound: {summary['sound']}")
     if "classes" in summary:
         names = summary["classes"]
         more = f" and {len(names) - CLASSES_SHOWN} more (--json lists them)" if len(names) > CLASSES_SHOWN else ""

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from burnish.cli.console import counted, errors, make_folder_of, output, print_table, write_csv
-from burnish.cli.data_options import Pixels, TextOptions, check_data_options
+from burnish.cli.data_options import Pixels, Sounds, TextOptions, check_data_options
 from burnish.cli.option_groups import COMMON, OptionGroup, takes_options, values_of
 from burnish.cli.train_options import KernelsOption, chosen_engine
 from burnish.compiler.options import CompileOptions
@@ -22,6 +22,7 @@ from burnish.training.predictor_options import AnswerOptions, SavedModelOptions
 
 if TYPE_CHECKING:
     from burnish.data.given_samples import Given
+    from burnish.data.sound.settings import Sound
     from burnish.training.predictions import Answer
     from burnish.training.predictor import Prediction, Predictor
     from burnish.training.trained_model import TrainedModel
@@ -89,8 +90,10 @@ class SavedModel(OptionGroup, SavedModelOptions):
         return open_model(model, **self.opening, **objective)
 
 
-def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
-    """Print the model, the number of samples, and the preprocessing of pixels with its reason.
+def describe(
+    console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool, sound: Sound | None = None
+) -> None:
+    """Print the model, the number of samples, and the preprocessing of pixels or sounds with its reason.
 
     Args:
         console: where to print.
@@ -99,6 +102,7 @@ def describe(console: Console, model: TrainedModel, data: str, samples: int, pre
         samples: how many there are.
         preprocessing: of pixels; None if the data have none.
         asked: True if the command line gave it.
+        sound: preprocessing of sounds; None if the data have none.
     """
     console.print(f"{model.name}; {data}: {counted(samples, 'sample')}")
     recorded = model.described.preprocessing
@@ -109,6 +113,8 @@ def describe(console: Console, model: TrainedModel, data: str, samples: int, pre
             else " (as recorded with the model)"
         )
         console.print(f"pixels: {preprocessing.text()}{'' if asked else reason}")
+    elif sound is not None:
+        console.print(f"sound: {sound.text()}{'' if model.described.sound is None else ' (as recorded with the model)'}")
     elif recorded is not None:
         console.print(f"pixels: none, the numbers are taken as they are; those of images are {recorded.formula()}")
 
@@ -187,6 +193,7 @@ def predict(
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
+    sounds: Sounds,
     shown: Shown,
 ) -> None:
     """Print the predictions of a model.
@@ -197,12 +204,14 @@ def predict(
     from burnish.training.predictor import Predictor
 
     reading: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": pixels.settings(), "text": texts.settings()}
+    reading["sound"] = sounds.sound
     answers = {name: getattr(shown, name) for name in declarations(AnswerOptions)}
     console = output() if shown.form in (None, "table") else errors()
     with Predictor(model, **saved.opening, **reading, **answers) as predictor:
         given = predictor.read([_as_given(text, predictor) for text in data])
         named = data[0] if len(data) == 1 else f"{data[0]} and {len(data) - 1:,} more"
-        describe(console, predictor.model, named, len(given), given.parts[0].preprocessing, pixels.first_named is not None)
+        first, asked = given.parts[0], pixels.first_named is not None
+        describe(console, predictor.model, named, len(given), first.preprocessing, asked, getattr(first.dataset, "sound", None))
         for note in given.notes:
             console.print(note)
         if shown.path is not None and shown.path.suffix == ".npz":
@@ -303,6 +312,7 @@ def evaluate(
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
+    sounds: Sounds,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -345,11 +355,13 @@ def evaluate(
     objective = values_of(CompileOptions, loss=loss, metrics=metrics, outputs=outputs)
     settings = pixels.settings()
     reading: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": settings, "text": texts.settings()}
+    reading["sound"] = sounds.sound
     console = output()
     with Predictor(model, **saved.opening, **objective, **reading, missing=missing or "error") as predictor:
         dataset, notes = predictor.read_labelled(data)
         opened = predictor.evaluated
-        describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
+        preprocessing, sound = getattr(dataset, "preprocessing", None), getattr(dataset, "sound", None)
+        describe(console, opened, data, len(dataset), preprocessing, settings is not None, sound)
         if opened.described.classes is None and (classes := getattr(dataset, "classes", None)):
             console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
         for note in notes:

@@ -22,6 +22,9 @@ from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
 from burnish.data.missing_values import Columns
 from burnish.data.preprocessing import PixelsLike, Preprocessing
+from burnish.data.sound.dataset import SoundFiles
+from burnish.data.sound.settings import SoundLike
+from burnish.data.sound.wav import SUFFIX as WAV
 from burnish.data.sources import read_data
 from burnish.data.table import filled_inputs
 from burnish.data.text.columns import TOKENS
@@ -37,7 +40,7 @@ TAKEN = (
     "give a path, an image, an array, a text, a dict of arrays or columns, a data frame, or a list of paths, images, texts or "
     "arrays"
 )
-SUFFIXES_READ = frozenset({*SUFFIXES, *(suffix for form in FORMATS for suffix in form.suffixes)})
+SUFFIXES_READ = frozenset({*SUFFIXES, WAV, *(suffix for form in FORMATS for suffix in form.suffixes)})
 IMAGE_RANKS, CHANNELS = (3, 4), (1, 3, 4)
 PathLike = str | os.PathLike[str]
 
@@ -89,7 +92,7 @@ class SampleReader:
     Args:
         spec: what the model takes.
         label: a column of a table to leave out.
-        image_size, pixels: as ``open_dataset`` takes them.
+        image_size, pixels, sound: as ``open_dataset`` takes them.
         text_of: returns how texts of a path become tokens, or texts in memory for None; None if the model reads none there.
         cut: returns a data set of texts that the model can take, and a line that says so, as ``within_the_opened``.
     """
@@ -103,6 +106,7 @@ class SampleReader:
         dataset,
         None,
     )
+    sound: SoundLike | None = None
 
     def open(self, source: Any) -> Given:
         """Open samples.
@@ -121,7 +125,7 @@ class SampleReader:
                 if self._reads_strings:
                     return replace(self._array(np.asarray([source])), is_one=True)
                 return Given((self._texts([source], [source]),), True)
-            return Given((self._path(Path(source)),), self._is_photo(source))
+            return Given((self._path(Path(source)),), self._is_photo(source) or self._is_sound(source))
         if _is_image(source):
             return Given((self._pictures([_in_memory(source, 0)]),), True)
         refuse_splits(source)
@@ -173,6 +177,9 @@ class SampleReader:
     def _is_photo(self, path: PathLike) -> bool:
         return Path(path).suffix.lower() in SUFFIXES and Path(path).is_file()
 
+    def _is_sound(self, path: PathLike) -> bool:
+        return Path(path).suffix.lower() == WAV and Path(path).is_file()
+
     def _is_text(self, item: PathLike, alone: bool) -> TypeGuard[str]:
         """True for a text, not a path, of a model that reads texts: no file is there, and it is not called as one."""
         if not isinstance(item, str) or not (self._reads_strings or self.text_of(None) is not None):
@@ -196,19 +203,24 @@ class SampleReader:
                 parts.append(self._texts(texts, texts))
             elif kind == "photo":
                 parts.append(self._pictures([Path(path) for path in group]))
+            elif kind == "sound":
+                files = SoundFiles(Path(SOURCE), self.spec, self.sound, [Path(path) for path in group], all_read=True)
+                parts.append(Samples(files, "file", files.names, None, files.note))
             else:
                 parts += [self._path(Path(path), is_alone=len(items) == 1) for path in group]
         return Given(tuple(parts), False)
 
     def _kind(self, item: PathLike) -> str:
-        return "text" if self._is_text(item, alone=False) else "photo" if self._is_photo(item) else "path"
+        if self._is_text(item, alone=False):
+            return "text"
+        return "photo" if self._is_photo(item) else "sound" if self._is_sound(item) else "path"
 
     def _path(self, path: Path, is_alone: bool = True) -> Samples:
         text = self.text_of(path)
 
         def opened(text: Text | None) -> Samples:
             options: dict[str, Any] = {"label": self.label, "image_size": self.image_size, "pixels": self.pixels}
-            return open_samples(path, self.spec, **options, text=text)
+            return open_samples(path, self.spec, **options, text=text, sound=self.sound)
 
         samples = opened(text)
         if text is not None:

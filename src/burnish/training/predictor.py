@@ -340,6 +340,7 @@ class Predictor:
             asked.pixels,
             self.text_of,
             partial(within_the_opened, self.model),
+            asked.sound,
         )
         return reader.open(x)
 
@@ -355,7 +356,8 @@ class Predictor:
             path = Path(data)
             options: dict[str, Any] = {"label": asked.label, "image_size": asked.image_size, "missing": asked.missing}
             text = self.text_of(path)
-            read = partial(open_dataset, path, model.to_evaluate, classes=classes, pixels=asked.pixels, **options)
+            options |= {"pixels": asked.pixels, "sound": asked.sound}
+            read = partial(open_dataset, path, model.to_evaluate, classes=classes, **options)
         else:
             text = None if isinstance(data, Dataset) else self._text_in_memory(data)
             read = partial(as_dataset, data, model.to_evaluate, classes, asked.pixels)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from burnish.compiler.options import CompileOptions
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
-from burnish.training.trainer_options import RunOptions
+from burnish.training.trainer_options import RunOptions, SoundOptions
 from burnish.validation import is_number
 
 if TYPE_CHECKING:
     from burnish import losses, metrics
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.sound.settings import SoundLike
     from burnish.data.text.settings import Text, TextLike
     from burnish.engines import Engine
     from burnish.sample_axes import AskedAxes
@@ -105,7 +106,7 @@ class PredictorOptions(SavedModelOptions, AnswerOptions):
         score: the lowest score of the boxes of a detector.
         loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
         label: the column of a table with the labels, which is left out of what is predicted.
-        image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+        image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
     """
 
     loss: losses.LossLike | None = option(None)
@@ -114,4 +115,5 @@ class PredictorOptions(SavedModelOptions, AnswerOptions):
     image_size: tuple[int, int] | None = option(None)
     pixels: PixelsLike | None = option(None)
     text: TextLike | None = option(None, check=_check_text)
+    sound: SoundLike | None = same_option(SoundOptions, "sound", help=None)
     missing: str = option("error")

@@ -274,15 +274,23 @@ class SoundFiles(Sounds):
         path: the file or the folder.
         spec, sound: as ``SoundFolder`` takes them.
         files: the files, where they are not those of ``path``.
+        all_read: True if each file has to be readable; else those that are not are left out and named.
 
     Raises:
         DataError: as ``SoundFolder``.
     """
 
-    def __init__(self, path: Path, spec: DataSpec, sound: SoundLike | None = None, files: Sequence[Path] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        spec: DataSpec,
+        sound: SoundLike | None = None,
+        files: Sequence[Path] | None = None,
+        all_read: bool = False,
+    ):
         files = files if files is not None else image_files(path, {SUFFIX}) if path.is_dir() else [path]
-        if len(files) == 1:
-            opened, notes = [open_wav(files[0])], list[str]()
+        if len(files) == 1 or all_read:
+            opened, notes = [open_wav(file) for file in files], list[str]()
         else:
             opened, notes = _opened(files, path)
         super().__init__(opened, SoundReader(spec, opened, sound, str(path)), str(path), notes)
