@@ -128,7 +128,7 @@ def judge(path: Path, outputs: str | list[str] | None = None, batch: str | None 
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a model's metadata says of its data: ``pixels``, ``sound``, ``columns`` and ``classes``, where they are there."""
+    """Return what a model's metadata says of its data, as far as it does: ``pixels``, ``sound``, ``columns``, ``classes``."""
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
     pixels |= {} if described.sound is None else {"sound": described.sound.text()}

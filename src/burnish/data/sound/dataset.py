@@ -18,7 +18,7 @@ from burnish.data.image.reader import image_files, some_of
 from burnish.data.image_folder import check_names, check_parts
 from burnish.data.model_metadata import DataDescription
 from burnish.data.sound.settings import Sound, SoundLike, read_sound
-from burnish.data.sound.transform import log_mel, mel_filters, resampled
+from burnish.data.sound.transform import log_mel, resampled
 from burnish.data.sound.wav import SUFFIX, UnreadableSound, Wav, open_wav
 from burnish.errors import DataError
 from burnish.program import Entry
@@ -68,7 +68,7 @@ class SoundReader:
         asked = (known or Sound()) if sound is None else read_sound(sound, known)
         rate = Counter(file.rate for file in files).most_common(1)[0][0]
         self.sound = asked.for_input(self.entry, source, rate, max(file.seconds for file in files))
-        self._filters = mel_filters(self.sound) if self.sound.is_spectrogram else None
+        self._filters = self.sound.filters() if self.sound.is_spectrogram else None
         self._cache: dict[Path, np.ndarray] = {}
         self._kept = 0
 
@@ -98,7 +98,11 @@ class SoundReader:
         needed = -(-sound.length * file.rate // sound.rate) + round(FILTER_SECONDS * file.rate)
         samples = resampled(file.mono(needed), file.rate, sound.rate)[: sound.length]
         samples = np.concatenate([samples, np.zeros(sound.length - len(samples))])
-        return samples if self._filters is None else log_mel(samples, sound, self._filters)
+        if self._filters is None:
+            return samples
+        assert sound.hop is not None
+        assert sound.frames is not None
+        return (log_mel(samples, self._filters, sound.hop, sound.frames) - sound.mean) / sound.std
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         extents = self.entry.extents[1:]

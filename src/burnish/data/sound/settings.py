@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from burnish.data.preprocessing import image_layout, shape_text
+from burnish.data.sound.transform import mel_filters
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry
 from burnish.settings import PlainSettings, read_settings, with_settings
@@ -19,8 +22,6 @@ LONGEST_SECONDS = 10.0
 """Of files that are longer, where nothing says how much of them the model takes."""
 BANDS = 64
 WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
-FLOOR = 1e-6
-"""What is added to an energy before its logarithm is taken."""
 MEAN = STD = 4.5
 LARGEST_WINDOW = 1 << 16
 LARGEST_RATE = 1_000_000
@@ -103,6 +104,13 @@ class Sound(PlainSettings):
         assert self.seconds is not None
         return max(1, round(self.rate * self.seconds))
 
+    def filters(self) -> np.ndarray:
+        """Return the weights of frequencies in the bands of the spectrogram, float64 [bands, n_fft // 2 + 1]."""
+        assert self.rate is not None
+        assert self.n_fft is not None
+        assert self.bands is not None
+        return mel_filters(self.bands, self.n_fft, self.rate, self.fmin, self.fmax or self.rate / 2)
+
     def for_input(self, entry: Entry, source: str, rate: int, seconds: float) -> Sound:
         """Return the settings with nothing left open.
 
@@ -179,9 +187,7 @@ class Sound(PlainSettings):
             raise DataError(
                 f"{source}: sound: {self.bands:,} bands x {self.frames:,} frames are more than are computed: give fewer"
             )
-        from burnish.data.sound.transform import mel_filters
-
-        if not (mel_filters(self).sum(axis=1) > 0).all():
+        if not (self.filters().sum(axis=1) > 0).all():
             raise DataError(
                 f"{source}: sound: some of {self.bands} bands are narrower than a window of {self.n_fft} samples tells apart, "
                 "and would be empty: give fewer bands (--sound bands=...), or a larger n_fft"
@@ -263,11 +269,9 @@ def _samples_of(entry: Entry) -> tuple[int | str | None]:
 
 def _window(sound: Sound, source: str) -> int:
     """Return the smallest window that is as long as a hop, lasts 25 ms, and leaves no band empty."""
-    from burnish.data.sound.transform import mel_filters
-
     assert sound.rate is not None
     assert sound.hop is not None
     size = 1 << max(2, math.ceil(math.log2(max(sound.hop, sound.rate * WINDOW_SECONDS))))
-    while size < LARGEST_WINDOW and not (mel_filters(replace(sound, n_fft=size)).sum(axis=1) > 0).all():
+    while size < LARGEST_WINDOW and not (replace(sound, n_fft=size).filters().sum(axis=1) > 0).all():
         size *= 2
     return min(size, LARGEST_WINDOW)

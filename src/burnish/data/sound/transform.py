@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from burnish.data.sound.settings import FLOOR, Sound
-
+FLOOR = 1e-6
+"""What is added to an energy before its logarithm is taken."""
 ZEROS = 10
 """Zero crossings of the filter to each side, at the lower of the two rates."""
 KAISER = 5.0
@@ -60,15 +60,21 @@ def _filter(up: int, down: int) -> tuple[np.ndarray, int]:
     return taps / taps.sum() * up, half
 
 
-def mel_filters(sound: Sound) -> np.ndarray:
-    """Return the weight of each frequency in each band: triangles on HTK's mel scale, float64 [bands, n_fft // 2 + 1]."""
-    assert sound.rate is not None
-    assert sound.n_fft is not None
-    assert sound.bands is not None
-    highest = sound.fmax or sound.rate / 2
-    mels = np.linspace(_mel(sound.fmin), _mel(highest), sound.bands + 2)
+def mel_filters(bands: int, n_fft: int, rate: int, fmin: float, fmax: float) -> np.ndarray:
+    """Return the weight of each frequency in each band: triangles on HTK's mel scale.
+
+    Args:
+        bands: how many there are.
+        n_fft: samples in a window.
+        rate: samples in a second.
+        fmin, fmax: lower end of the lowest band and upper end of the highest, in Hz.
+
+    Returns:
+        float64 [bands, n_fft // 2 + 1].
+    """
+    mels = np.linspace(_mel(fmin), _mel(fmax), bands + 2)
     edges = 700 * (10 ** (mels / 2595) - 1)
-    bins = np.arange(sound.n_fft // 2 + 1) * (sound.rate / sound.n_fft)
+    bins = np.arange(n_fft // 2 + 1) * (rate / n_fft)
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     return np.maximum(0, np.minimum(rising, falling))
@@ -78,23 +84,20 @@ def _mel(frequency: float) -> float:
     return 2595 * math.log10(1 + frequency / 700)
 
 
-def log_mel(samples: np.ndarray, sound: Sound, filters: np.ndarray) -> np.ndarray:
-    """Return the log-mel spectrogram of a sound.
+def log_mel(samples: np.ndarray, filters: np.ndarray, hop: int, frames: int) -> np.ndarray:
+    """Return the logarithm of the energy of a sound in each band and frame.
 
     Args:
-        samples: float64 [length].
-        sound: settings with nothing left open.
+        samples: float64 [n]; silence follows.
         filters: as ``mel_filters`` returns them.
+        hop: samples from one frame to the next.
+        frames: how many there are.
 
     Returns:
         float64 [bands, frames].
     """
-    assert sound.n_fft is not None
-    assert sound.hop is not None
-    assert sound.frames is not None
-    needed = (sound.frames - 1) * sound.hop + sound.n_fft
-    padded = np.concatenate([samples, np.zeros(max(0, needed - len(samples)))])
-    frames = np.lib.stride_tricks.sliding_window_view(padded, sound.n_fft)[:: sound.hop][: sound.frames]
-    window = np.hanning(sound.n_fft + 1)[:-1]
-    energy = np.abs(np.fft.rfft(frames * window, axis=1)) ** 2
-    return np.asarray((np.log(filters @ energy.T + FLOOR) - sound.mean) / sound.std)
+    n_fft = 2 * (filters.shape[1] - 1)
+    padded = np.concatenate([samples, np.zeros(max(0, (frames - 1) * hop + n_fft - len(samples)))])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, n_fft)[::hop][:frames]
+    energy = np.abs(np.fft.rfft(windows * np.hanning(n_fft + 1)[:-1], axis=1)) ** 2
+    return np.asarray(np.log(filters @ energy.T + FLOOR))
