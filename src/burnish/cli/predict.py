@@ -173,7 +173,7 @@ def predict(
         list[str],
         typer.Argument(
             metavar="DATA",
-            help="Photos, folders of photos, .csv, .parquet or .npz files, files of texts, digits:test, or a text in quotes.",
+            help="Photos, .wav files, folders of them, .csv, .parquet or .npz files, files of texts, or a text in quotes.",
             show_default=False,
         ),
     ],
@@ -294,7 +294,7 @@ def evaluate(
         typer.Argument(
             metavar="DATA",
             help="Labelled data: a folder of images, a table, arrays, texts, or digits:test.\n\n"
-            "Folders are of images (one subfolder per class), COCO, PASCAL VOC, or images and masks.",
+            "Folders are of images or .wav files (one subfolder per class), COCO, PASCAL VOC, or images and masks.",
             show_default=False,
         ),
     ],
