@@ -55,7 +55,7 @@ def check_data_options(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{form.short}, {form.labels}: leave it out"
         )
-    if missing == "drop" and not has_columns:
+    if missing == "drop" and "table" not in held and not any(each.name == "jsonl" for each in forms):
         raise typer.BadParameter(
             f"--missing drop leaves out rows of a table (.csv, .parquet), and '{source}' is {form.short}: leave it out"
         )

@@ -81,7 +81,13 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
         str | None, typer.Option("--eval-data", help="Data to evaluate on after every epoch, in any form of --data."), COMMON
     ] = None
     label: Annotated[
-        str | None, typer.Option("--label", help="Label column of a table.", show_default="label, y, target or the last"), COMMON
+        str | None,
+        typer.Option(
+            "--label",
+            help="Label column of a table, or the .npy file with the labels.",
+            show_default="label, y, target or the last",
+        ),
+        COMMON,
     ] = None
     image_size: Annotated[
         tuple[int, int] | None,

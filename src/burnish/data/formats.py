@@ -60,7 +60,7 @@ class Format:
         said: what the help and errors call it.
         holds: ``images``, ``arrays`` (of bytes they are pixels), a ``table`` (of numbers, or of texts with a tokenizer),
             ``texts`` alone, ``digits``, or ``sounds``.
-        labels: where its labels are, for the error about an option that names their column; empty where one does.
+        labels: where its labels are, for the error about an option that names their column or file; empty where one does.
         open: opens it.
         suffixes: of its files, in small letters.
         is_it: whether a path that is there is of this format; takes the path and, of a folder, the suffixes of its files. By
@@ -101,7 +101,7 @@ def _open_npz(asked: Opening) -> Dataset:
 def _open_npy(asked: Opening) -> Dataset:
     from burnish.data.numpy_files import MappedArrays
 
-    return MappedArrays(asked.path, asked.spec, asked.classes, asked.pixels, asked.group)
+    return MappedArrays(asked.path, asked.spec, asked.classes, asked.pixels, asked.group, asked.label)
 
 
 def _open_voc(asked: Opening) -> Dataset:
@@ -212,6 +212,7 @@ FORMATS = (
         _open_npy,
         is_it=lambda path, held: ".npy" in held,
     ),
+    Format("array", "an .npy file (its labels in another, --label y.npy)", "arrays", "", _open_npy, suffixes=(".npy",)),
     Format(
         "coco",
         "a COCO folder or .json file",
@@ -306,7 +307,7 @@ def check_text(source: str | Path, form: Format, text: Text | None) -> None:
 
 def check_group(source: str | Path, form: Format, group: str | None) -> None:
     """Raise DataError where groups are asked of data that have no columns."""
-    if group is not None and (form.holds not in ("arrays", "table", "texts") or form.name == "txt"):
+    if group is not None and (form.holds not in ("arrays", "table", "texts") or form.name in ("txt", "array")):
         raise DataError(
             f"{source}: {form.short} has no columns, and a group is the value of one (eval_split='group:{group}'): give a share, "
             "such as 0.2, or the part to evaluate on as eval_data (--eval-data)"

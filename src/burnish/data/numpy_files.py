@@ -1,4 +1,4 @@
-"""NumPy files: an ``.npz`` archive with an array for each input, or a folder of ``.npy`` files that is read batch by batch."""
+"""NumPy files: an ``.npz`` archive with an array for each input, or ``.npy`` files that are read batch by batch."""
 
 from __future__ import annotations
 
@@ -199,15 +199,16 @@ SUFFIX = ".npy"
 
 class MappedArrays:
     """A folder with an array for each input, ``<input>.npy``; a single input may be ``x.npy``, and the labels ``y.npy``. That
-    of an input without samples is taken whole.
+    of an input without samples is taken whole. Or one file of any name, with the labels in another one.
 
     Arrays of inputs are read and fitted to the model batch by batch (``FileRows``); labels are read whole. Nothing is unpickled.
 
     Args:
-        path: the folder.
+        path: the folder or the file.
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
         pixels: what is done to arrays of bytes, as ``open_dataset`` takes it.
+        label: of a file, the one with the labels.
         group: the array with the group of each sample.
 
     Attributes:
@@ -227,10 +228,14 @@ class MappedArrays:
         classes: Sequence[str] | None = None,
         pixels: PixelsLike | None = None,
         group: str | None = None,
+        label: str | None = None,
     ):
         self._source = str(path)
         self._entries = spec.data
-        self._paths = {entry.name: _file(path, entry.name, "x", len(spec.data) == 1) for entry in spec.data}
+        if path.is_dir():
+            self._paths = {entry.name: _file(path, entry.name, "x", len(spec.data) == 1) for entry in spec.data}
+        else:
+            self._paths = {spec.only_data(self._source).name: path}
         self._arrays = {name: _rows(file) for name, file in self._paths.items()}
         forms = {name: np.broadcast_to(np.empty((), rows.dtype), rows.shape) for name, rows in self._arrays.items()}
         bytes_of = [entry for entry in spec.data if takes_bytes(forms[entry.name], entry)]
@@ -240,17 +245,19 @@ class MappedArrays:
         self._labels: dict[str, np.ndarray] = {}
         self._paths_of_labels: dict[str, Path] = {}
         self.classes: tuple[str, ...] | None = None
-        for label in (spec.label, *spec.further_labels):
-            if label is not None:
-                file = _file(path, label.name, "y", not spec.further_labels)
-                self._paths_of_labels[label.name], read = file, np.array(_open(file))
-                self._labels[label.name], names = fit_label(read, label, self._source, classes, spec)
+        for entry in (spec.label, *spec.further_labels):
+            if entry is not None:
+                is_folder = path.is_dir()
+                file = _file(path, entry.name, "y", not spec.further_labels) if is_folder else _labels_beside(path, spec, label)
+                self._paths_of_labels[entry.name], read = file, np.array(_open(file))
+                self._labels[entry.name], names = fit_label(read, entry, str(file), classes, spec)
                 self.classes = self.classes or names
         self._shared = spec.shared(forms)
         held = {**self._arrays, **self._labels}
         lengths = {name: len(array) for name, array in held.items() if name not in self._shared}
         if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+            files = {} if path.is_dir() else {**self._paths, **self._paths_of_labels}
+            counts = ", ".join(f"'{files.get(name, Path(name)).name}' {length}" for name, length in lengths.items())
             raise DataError(f"{path}: its arrays hold {counts} samples; each sample needs one entry in every array")
         self._length = next(iter(lengths.values()))
         self.groups = None if group is None else _groups(path, group, self._length)
@@ -294,6 +301,21 @@ class MappedArrays:
         return Part(self, indices, like)
 
 
+def _labels_beside(path: Path, spec: DataSpec, label: str | None) -> Path:
+    """Return the file with the labels of an array in a file."""
+    spec.only_label(str(path))
+    if label is None:
+        raise DataError(
+            f"{path}: it holds one array, and its labels are in another file: name that (label='y.npy', --label y.npy), or give "
+            "a folder with x.npy and y.npy"
+        )
+    file = Path(label)
+    if file.suffix.lower() != SUFFIX or not file.is_file():
+        what = "is no such file" if file.suffix.lower() == SUFFIX else "is no .npy file"
+        raise DataError(f"{path}: --label {label} {what}; name the .npy file with the labels (label='y.npy', --label y.npy)")
+    return file
+
+
 def _groups(path: Path, group: str, length: int) -> np.ndarray:
     """Return the group of each sample of a folder of arrays."""
     there = ", ".join(f"'{each.stem}'" for each in sorted(path.glob(f"*{SUFFIX}")))
@@ -324,7 +346,10 @@ def _open(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGE as error:
-        raise DataError(f"{path}: damaged, no .npy file, or one of Python objects ({error})") from error
+        raise DataError(
+            f"{path}: damaged, no .npy file, or one of Python objects ({error}), which are never unpickled; write an array of "
+            "numbers or of text with numpy.save"
+        ) from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or math.prod(array.shape) == 0:
         raise DataError(f"{path}: no samples; the first axis of an array counts them")
     return array

@@ -44,11 +44,11 @@ def open_dataset(
     """Open data for a program.
 
     Args:
-        source: ``digits``, ``digits:test``, or the path of an image folder, tar archives of images, an ``.npz`` file, a folder of
-            ``.npy`` files, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text`` of one of these three, a ``.txt`` or a
-            ``.jsonl`` file.
+        source: ``digits``, ``digits:test``, or the path of a folder of images or of ``.wav`` files, tar archives of images, an
+            ``.npz`` file, a folder of ``.npy`` files or one of them, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text``
+            of one of these three, a ``.txt`` or a ``.jsonl`` file.
         spec: what the program takes.
-        label: the label column of a table.
+        label: the label column of a table, or the file with the labels of an ``.npy`` file.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
         pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by

@@ -122,7 +122,7 @@ def _opened(
         pictures = [image for image, _ in read_samples(source)]
         members = ImageFiles(path, spec, image_size, pixels, pictures)
         return Samples(members, "file", members.names, members.preprocessing, members.note)
-    if kind == "npy":
+    if kind in ("npy", "array"):
         mapped = MappedArrays(path, replace(spec, label=None, further_labels=()), pixels=pixels)
         return Samples(mapped, "row", row_names(len(mapped)), mapped.preprocessing)
     if kind == "sounds":
