@@ -360,7 +360,10 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
     [
         (("inspect", "missing.onnx"), r"missing\.onnx"),
         (("inspect", "data.npz"), r"data\.npz"),
-        (("train", "model.onnx", "--data", "missing.npz"), r"missing\.npz: no such file or folder; data are digits"),
+        (
+            ("train", "model.onnx", "--data", "missing.npz"),
+            r"missing\.npz: no such file or folder; check the path\. Data are digits",
+        ),
         (("train", "model.onnx", "--data", "model.onnx"), r"burnish does not read '\.onnx' files"),
         (("train", "model.onnx", "--data", "digits"), r"'x' wants samples of shape \[1, 4, 4\], .* have shape \[8, 8\]"),
         (("train", "model.onnx", "--data", "data.npz", "--loss", "hunge"), r"there is no loss 'hunge'"),

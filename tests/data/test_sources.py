@@ -367,7 +367,7 @@ def test_a_class_of_damaged_images_alone_is_named(tmp_path):
 
 
 def test_image_folders_that_do_not_fit(tmp_path):
-    with pytest.raises(DataError, match="no images; an image folder has one subfolder per class"):
+    with pytest.raises(DataError, match="no images; put them into one subfolder per class"):
         open_dataset(tmp_path, classification(3, 6, 4))
     write_images(tmp_path)
     with pytest.raises(DataError, match=r"leaves the size of an image open; .*--image-size"):
@@ -387,7 +387,7 @@ def test_images_without_pillow(tmp_path, monkeypatch):
 
 
 def test_what_is_not_there_or_of_no_known_format(tmp_path):
-    with pytest.raises(DataError, match=r"no such file or folder; data are digits .* \.parquet file"):
+    with pytest.raises(DataError, match=r"no such file or folder; check the path\. Data are digits .* \.parquet file"):
         open_dataset(tmp_path / "nothing.csv", classification(2))
     path = tmp_path / "data.xlsx"
     path.write_bytes(b"")

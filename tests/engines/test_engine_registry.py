@@ -56,7 +56,9 @@ def test_an_engine_object_is_used_as_it_is():
 
 
 def test_an_unknown_engine_lists_what_is_there():
-    with pytest.raises(EngineError, match=r"no engine 'onxruntime'\. Available: onnxruntime, reference"):
+    with pytest.raises(
+        EngineError, match=r"no engine 'onxruntime' \(did you mean 'onnxruntime'\?\)\. Choose among onnxruntime, reference"
+    ):
         engines.get("onxruntime")
 
 

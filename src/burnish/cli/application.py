@@ -103,17 +103,23 @@ class Group(TyperGroup):
         message = _said(error)
         option = getattr(error, "option_name", None)
         if option is not None and command is not self:
-            owners = [name for name, other in self.commands.items() if option in _names_of(other)]
-            close = suggestion(option, _names_of(command))
-            message = f"burnish {command.name} has no option {option}{close}"
-            if owners and not close:
-                message += f"; {' and '.join(f'burnish {name}' for name in owners)} {'has' if len(owners) == 1 else 'have'} one"
+            owners = [f"burnish {name}" for name, other in self.commands.items() if option in _names_of(other)]
+            hint = f"; it is one of {' and '.join(owners)}" if owners else suggestion(option, _names_of(command))
+            message = f"burnish {command.name} has no option {option}{hint}"
         print_error(message)
         if command is self:
             errors().print(f"  {path} --help lists the commands")
         else:
+            if (least := _least(getattr(error, "param", None))) is not None:
+                errors().print(f"  give a number of {least:g} or more")
             errors().print(f"  usage: {usage(path, described(command))}; {path} --help lists the options")
         raise typer.Exit(WRONG_USE) from error
+
+
+def _least(parameter: Any) -> float | None:
+    """The smallest number that an option takes; None if it has no such bound."""
+    least = getattr(parameter, "min", getattr(getattr(parameter, "type", None), "min", None))
+    return least if isinstance(least, int | float) else None
 
 
 def _said(error: Any) -> str:

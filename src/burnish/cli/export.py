@@ -70,6 +70,8 @@ def export(
     from burnish.training.run_files import checkpoint_of, exported_parameters, files_of, program_beside
 
     _check(bool(best) and source.is_file(), training, with_preprocessing, adapters)
+    if source.suffix == ".onnx" and source.is_file():
+        raise CheckpointError(f"'{source}' is a model already, not the run that trained it: give the folder of the run")
     checkpoint = checkpoint_of(source, best)
     run = source if source.is_dir() else checkpoint.parent.parent
     check_output(path, "--output", is_folder=adapters == "peft", read=[checkpoint, *files_of(run)])

@@ -142,7 +142,8 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                     continue
                 if len(row) != len(header):
                     raise DataError(
-                        f"{path}, line {reader.line_num}: {len(row)} values, and the header names {len(header)} columns"
+                        f"{path}, line {reader.line_num}: {len(row)} values, and the header names {len(header)} columns; "
+                        "repair the line or remove it"
                     )
                 rows.append(row)
                 lines.append(reader.line_num)

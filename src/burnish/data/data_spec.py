@@ -395,12 +395,18 @@ def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
         f"{source}: '{entry.name}' wants samples of shape {shape_text(extents[1:])}, and those of the data have shape "
         f"{shape_text(array.shape[1:])}; "
         + (
-            "resize or rearrange the data, or take a model with that input"
+            _remedy_of_shape(entry)
             if other is None
             else f"where the model has its samples along axis {other} of this input, say so: "
             f"sample_axis={{'{entry.name}': {other}}} (--sample-axis {entry.name}={other})"
         )
     )
+
+
+def _remedy_of_shape(entry: Entry) -> str:
+    if entry.role == Role.LABEL:
+        return "choose a loss that compares such values (--loss), or give labels of that shape"
+    return "resize or rearrange the data, or take a model with that input"
 
 
 def _other_axis(array: np.ndarray, entry: Entry) -> int | None:

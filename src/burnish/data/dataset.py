@@ -153,7 +153,7 @@ class ArrayDataset:
         if groups is not None and len(groups) != self._length:
             raise DataError(f"the groups are those of {len(groups)} samples, and there are {self._length}; each needs one")
         if self._length == 0:
-            raise DataError("the data set is empty: its arrays have 0 samples")
+            raise DataError("the data set is empty: its arrays have 0 samples; give data with samples")
         mapped = {name: file_rows(array) for name, array in self.arrays.items() if name not in self.shared}
         self._files = {name: rows for name, rows in mapped.items() if rows is not None}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from burnish.errors import DataError
+from burnish.settings import suggestion
 from burnish.untrusted_files import check_regular
 
 if TYPE_CHECKING:
@@ -268,7 +269,9 @@ def format_of(source: str | Path) -> Format:
     if path.suffix.lower() == ".tar" and SEQUENCE.search(str(source)):
         return named["tar"]
     if not path.exists():
-        raise DataError(f"{source}: no such file or folder; data are {help_text()}")
+        raise DataError(
+            f"{source}: no such file or folder{suggestion(str(source), DIGITS)}; check the path. Data are {help_text()}"
+        )
     try:
         check_regular(path)
     except OSError as error:
@@ -276,7 +279,8 @@ def format_of(source: str | Path) -> Format:
     held = frozenset(child.suffix.lower() for child in path.iterdir() if child.is_file()) if path.is_dir() else frozenset()
     found = next((each for each in FORMATS if each.matches(path, held)), None)
     if found is None:
-        raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {help_text()}")
+        kind = f"'{path.suffix.lower()}' files" if path.suffix else "files without a suffix"
+        raise DataError(f"{source}: burnish does not read {kind}; give data in another form. Data are {help_text()}")
     return found
 
 

@@ -69,8 +69,11 @@ class ImageFolder(LabelledImages):
         notes += _notes_on_files(path, [file for file, _ in files])
         whole = [(file, label) for file, label in files if file.stat().st_size]
         if not files:
+            beside = len(image_files(path))
+            where = f"its {beside} images lie in no class: " if beside else ""
             raise DataError(
-                f"{path}: no images; an image folder has one subfolder per class, with {', '.join(sorted(SUFFIXES))} files in it"
+                f"{path}: no images{' in subfolders' if beside else ''}; {where}put them into one subfolder per class. An image "
+                f"folder has files of {', '.join(sorted(SUFFIXES))} in these"
             )
         if not whole:
             raise DataError(f"{path}: all of its {len(files)} images are empty files of 0 bytes; write them anew")

@@ -60,7 +60,7 @@ def open_npz(
         name = label.name if label.name in arrays or spec.further_labels else "y"
         if name not in arrays:
             expected = f"'{label.name}'" if spec.further_labels else f"'{label.name}' or 'y'"
-            raise DataError(f"{path}: no array {expected} with the labels; the file has {available}")
+            raise DataError(f"{path}: no array {expected} with the labels; the file has {available}; add the labels")
         chosen[label.name], names = fit_label(arrays[name], label, str(path), classes, spec)
     for label in spec.further_labels:
         if label.name not in arrays:
@@ -165,7 +165,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: holds Python objects, or is no .npz file; burnish never unpickles. "
                 "Write arrays of numbers or of text with numpy.savez(path, x=..., y=...)"
             ) from error
-        raise DataError(f"{path}: damaged, or no .npz file ({error})") from error
+        raise DataError(
+            f"{path}: damaged, or no .npz file ({error}); write it again with numpy.savez, or check that it was copied whole"
+        ) from error
 
 
 def _check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:

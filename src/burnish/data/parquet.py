@@ -69,7 +69,9 @@ def _table(path: Path) -> dict[str, Any]:
     except MemoryError as error:
         raise DataError(f"{path}: larger than it looks: {error}") from error
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
-        raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
+        raise DataError(
+            f"{path}: damaged, or no Parquet file ({error}); write it again, or check that it was copied whole"
+        ) from error
     return dict(zip(names, table.columns, strict=True))
 
 

@@ -15,6 +15,7 @@ from burnish.data.splitting import EvalSplit
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry
+from burnish.settings import suggestion
 
 INPUT_IDS = "input_ids"
 LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
@@ -30,7 +31,9 @@ def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> 
         raise DataError(f"{source}: {len(columns)} columns; a table needs feature columns and a label column")
     if asked_for is not None:
         if asked_for not in columns:
-            raise DataError(f"{source}: no column '{asked_for}'; the columns are {', '.join(columns)}")
+            raise DataError(
+                f"{source}: no column '{asked_for}'{suggestion(asked_for, columns)}; choose among {', '.join(columns)}"
+            )
         return asked_for
     return next((name for name in columns if name.lower() in LABEL_COLUMNS), columns[-1])
 
@@ -212,7 +215,7 @@ def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarra
     plain = [_plain(column) for column in features.values()]
     matrix = plain[0] if len(plain) == 1 and plain[0].ndim > 1 else np.stack(plain, axis=1)
     if not len(matrix):
-        raise DataError(f"{source}: no rows")
+        raise DataError(f"{source}: no rows; add samples, one a line, below the names of the columns")
     return matrix
 
 

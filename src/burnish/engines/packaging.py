@@ -45,7 +45,8 @@ def _write_file(program: Program, path: Path, graph: str, extents: Mapping[str, 
     """Compile a graph into a file."""
     if path.suffix not in PACKAGERS:
         raise ConfigurationError(
-            f"'{path}': a package is one of the kinds {', '.join(PACKAGERS)}; give its path that suffix, or runtime='c'"
+            f"'{path}': a package is one of the kinds {', '.join(PACKAGERS)}; give its path that suffix, "
+            "or runtime='c' (--runtime c)"
         )
     if graph not in GRAPH_NAMES:
         raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, GRAPH_NAMES))}")

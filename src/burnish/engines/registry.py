@@ -11,6 +11,7 @@ import importlib.metadata
 from burnish.engines.base import Engine
 from burnish.errors import EngineError
 from burnish.installing import install_command
+from burnish.settings import suggestion
 
 ENTRY_POINT_GROUP = "burnish.engines"
 DEFAULT_ENGINE = "onnxruntime"
@@ -66,4 +67,7 @@ def _load(name: str) -> object:
             f"The engine '{name}' cannot be loaded: {error}. Install what it needs ({install_command(error.name or name)}), "
             f"or choose another: {', '.join(other for other in available() if other != name)}"
         ) from error
-    raise EngineError(f"There is no engine '{name}'. Available: {', '.join(available())} (auto is {DEFAULT_ENGINE})")
+    known = available()
+    raise EngineError(
+        f"There is no engine '{name}'{suggestion(name, known)}. Choose among {', '.join(known)} (auto is {DEFAULT_ENGINE})"
+    )

@@ -192,7 +192,10 @@ def checkpoint_of(source: Path, best: bool | None = None) -> Path:
             f"folder of the run; its model as it is stands in '{source / 'predict.onnx'}'"
         )
     if not checkpoint.exists():
-        raise CheckpointError(f"'{source}' holds no {checkpoint.name}: the run has not saved anything yet")
+        raise CheckpointError(
+            f"'{source}' holds no {checkpoint.name}: the run has not saved anything yet, or this is the folder of no run; "
+            "give the folder that burnish train wrote, or an ONNX file"
+        )
     return checkpoint
 
 

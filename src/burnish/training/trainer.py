@@ -111,6 +111,10 @@ class Trainer:
 
     @takes(TrainerOptions)
     def __init__(self, program: Program, train_data: DataSource, options: TrainerOptions):
+        if not isinstance(program, Program):
+            raise ConfigurationError(
+                f"A trainer trains a program, not a {type(program).__name__}: give what burnish.compile or Program.load returns"
+            )
         step_timeout, parallel, engine = options.step_timeout, options.parallel, options.engine
         self._limit = None if step_timeout is None else TimeLimit(step_timeout)
         asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
