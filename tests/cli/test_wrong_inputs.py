@@ -269,7 +269,7 @@ COMMANDS = [
     ("train model.onnx --data photos --image-size 0 0", 1, "pixels: size=(0, 0): give height and width in pixels"),
     (f"{TUNE} --patience 0", 2, "Invalid value for '--patience'"),
     (f"{PREDICT} --top 0", 2, "Invalid value for '--top'"),
-    (f"{PREDICT} --score 2", 2, "Invalid value for '--score'"),
+    (f"{PREDICT} --score 2", 1, "score=2.0: give a number from 0 to 1, such as 0.25"),
     ("check model.onnx --probes 0", 2, "Invalid value for '--probes'"),
     ("compare model.onnx --steps 0", 2, "Invalid value for '--steps'"),
     ("demo --epochs 0", 2, "Invalid value for '--epochs'"),

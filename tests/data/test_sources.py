@@ -193,7 +193,7 @@ def test_csv_in_another_encoding(tmp_path):
 def test_an_unknown_label_column(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text(CSV)
-    with pytest.raises(DataError, match="no column 'species'; the columns are width, height, label"):
+    with pytest.raises(DataError, match="no column 'species'; choose among width, height, label"):
         open_dataset(path, classification(2), label="species")
 
 
@@ -391,7 +391,7 @@ def test_what_is_not_there_or_of_no_known_format(tmp_path):
         open_dataset(tmp_path / "nothing.csv", classification(2))
     path = tmp_path / "data.xlsx"
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"burnish does not read '\.xlsx' files; data are digits"):
+    with pytest.raises(DataError, match=r"burnish does not read '\.xlsx' files; give data in another form\. Data are digits"):
         open_dataset(path, classification(2))
 
 

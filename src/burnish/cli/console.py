@@ -99,7 +99,7 @@ def _first_part(message: str, longest: int) -> tuple[str, str]:
         return message[: end.start()], message[end.end() :]
     for mark in ("; ", ": ", ", ", " "):
         place = message.rfind(mark, 0, longest + 1)
-        if place >= longest // 6:  # what is shorter, such as the name of an option, says no fact
+        if place >= longest // 8:  # what is shorter, such as the name of an option, says no fact
             return message[: place + len(mark) - 1], message[place + len(mark) :]
     return message, ""
 
