@@ -154,6 +154,7 @@ def test_stages_that_train_all_layers_stop_early_the_last_is_reported_and_all_ar
     loss = losses.get("cross_entropy")
     given = {"model": "", "samples": 8, "layer_decay": None, "loss": loss.options(), "metrics": (), "head": (), "batch": None}
     chosen = {"lr": 0.1, "schedule": "constant", "batch_size": 8, "kind": "classes", "outputs": "logits", "quantize": "int8"}
+    chosen["optimizer"] = "sgd:momentum=0.9"
     choices = Choices(**given, **chosen, stages=stages)
     command = typer.Context(typer.main.get_command(app), info_name="finetune")
     command.meta["burnish.arguments"] = ()

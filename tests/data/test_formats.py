@@ -51,5 +51,6 @@ def test_the_first_format_that_a_path_is_of_reads_it(tmp_path: Path, files: list
 
 def test_what_is_of_no_format_is_named(tmp_path: Path):
     (tmp_path / "data.arrow").touch()
-    with pytest.raises(DataError, match=r"burnish does not read '\.arrow' files; give data in another form\. Data are digits .* or a \.jsonl file"):
+    refused = r"burnish does not read '\.arrow' files; give data in another form\. Data are digits .* or a \.jsonl file"
+    with pytest.raises(DataError, match=refused):
         format_of(tmp_path / "data.arrow")
