@@ -72,7 +72,7 @@ class CheckedData(Data):
         typer.Option(
             "--data",
             "-d",
-            help="Say what burnish finetune would do with these data, and its memory and time.",
+            help="Data to fine-tune on: prints the plan, the memory and the time of burnish finetune.",
             show_default=False,
         ),
         COMMON,
