@@ -57,6 +57,29 @@ def test_finetune_holds_out_the_same_part_in_each_stage(run, folder):
     assert "already finished" in resumed.output
 
 
+@pytest.mark.parametrize("command", ["train", "finetune"])
+def test_evaluate_without_data_takes_what_the_run_held_out(run, folder, command):
+    write_table()
+    Path("table.csv").write_text(Path("table.csv").read_text().replace("f3,", "class,", 1).replace("label", "f3", 1))
+    course = f"{command} model.onnx --data table.csv --label f3 --lr 0.01 --epochs 2 --eval-split group:patient:0.3 -o run"
+    trained = run(*course.split())
+    judged = run("evaluate", "run", *(["--latest"] if command == "train" else []))
+    assert "table.csv: 12 samples" in judged.output
+    assert "held out 12 of 40 samples (3 of 10 groups by 'patient', stratified by 'f3', seed 0)" in judged.output
+    loss = next(line.split()[1] for line in judged.output.splitlines() if line.startswith("loss"))
+    assert f"evaluation loss {loss}" in trained.output
+
+
+def test_evaluate_says_what_of_the_data_was_trained_on(run, folder):
+    run(*"train model.onnx --data data.npz --lr 0.01 --eval-split 0.25 -o run".split())
+    judged = run("evaluate", "run", "data.npz")
+    assert "the run was trained on most of data.npz, and held out 5 of 20 samples" in judged.output
+    run(*"train model.onnx --data data.npz --lr 0.01 -o other".split())
+    assert "trained on most of" not in run("evaluate", "other", "data.npz").output
+    refused = run("evaluate", "other", code=1)
+    assert "'other' held nothing out of its data (eval_split, --eval-split): name labelled data" in refused.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -83,7 +83,7 @@ def test_what_a_command_decides_itself_is_its_default():
 
 def test_an_argument_that_may_be_repeated_is_shown_so():
     assert "Usage: burnish predict MODEL DATA... [OPTIONS]" in shown("predict", "--help")
-    assert "Usage: burnish evaluate MODEL DATA [OPTIONS]" in shown("evaluate", "--help")
+    assert "Usage: burnish evaluate MODEL [DATA] [OPTIONS]" in shown("evaluate", "--help")
 
 
 def test_burnish_alone_prints_its_commands():

@@ -283,6 +283,18 @@ def _write_outputs(console: Console, path: Path, predictions: Iterable[Predictio
     console.print(f"{path}: the outputs as they are, {shapes}")
 
 
+def _trained_on(predictor: Predictor, data: str) -> list[str]:
+    """Return a line if a run was trained on most of the data that it is evaluated on, and held out the rest."""
+    from burnish.data.splitting import read_split
+    from burnish.training.run_files import read_record
+
+    folder = predictor.path
+    kept = read_split(folder) if folder.is_dir() else None
+    if kept is None or read_record(folder).get("data") != data:
+        return []
+    return [f"the run was trained on most of {data}, and {kept['held_out']}: without DATA, that part alone is evaluated"]
+
+
 OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 
 
@@ -290,14 +302,15 @@ OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 def evaluate(
     model: ModelArgument,
     data: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="DATA",
             help="Labelled data: a folder of images, a table, arrays, texts, or digits:test.\n\n"
-            "Folders are of images or .wav files (one subfolder per class), COCO, PASCAL VOC, or images and masks.",
+            "Folders are of images or .wav files (one subfolder per class), COCO, PASCAL VOC, or images and masks. "
+            "Without DATA, the part that the run held out (--eval-split) is evaluated.",
             show_default=False,
         ),
-    ],
+    ] = None,
     *,
     saved: SavedModel,
     label: Annotated[
@@ -358,7 +371,12 @@ def evaluate(
     reading["sound"] = sounds.sound
     console = output()
     with Predictor(model, **saved.opening, **objective, **reading, missing=missing or "error") as predictor:
-        dataset, notes = predictor.read_labelled(data)
+        if data is None:
+            dataset, notes, data, split = predictor.read_held_out()
+            notes = [split.line, *notes]
+        else:
+            dataset, notes = predictor.read_labelled(data)
+            notes += _trained_on(predictor, data)
         opened = predictor.evaluated
         preprocessing, sound = getattr(dataset, "preprocessing", None), getattr(dataset, "sound", None)
         describe(console, opened, data, len(dataset), preprocessing, settings is not None, sound)

@@ -18,6 +18,7 @@ import numpy as np
 
 from burnish.data import Dataset, DataSource, Text, as_dataset, open_dataset
 from burnish.data.given_samples import Given, SampleReader
+from burnish.data.splitting import SPLIT, EvalSplit, Split, held_out, parts, read_split
 from burnish.data.unlabelled import Samples
 from burnish.errors import ConfigurationError, DataWarning, EngineError
 from burnish.graph import FLOATING
@@ -34,11 +35,14 @@ from burnish.training.predictions import (
 )
 from burnish.training.predictor_options import PredictorOptions
 from burnish.training.run_data import within_the_opened
+from burnish.training.run_files import read_record
 from burnish.training.trained_model import TrainedModel, open_model, text_of_model
 from burnish.validation import is_whole
 from burnish.warn import warn
 
 BATCH_SIZE = 32
+UNSAID = (None, "error", "auto")
+"""Values of options that say nothing: those of the run count."""
 YES = 0.5
 """Above this probability a question is answered with yes."""
 NO_AND_YES = ("no", "yes")
@@ -237,21 +241,23 @@ class Predictor:
         found = list(self.predictions(given, batch_size))
         return found[0] if given.is_one else found
 
-    def evaluate(self, data: DataSource, *, batch_size: int | None = None) -> dict[str, float]:
+    def evaluate(self, data: DataSource | None = None, *, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and metrics over labelled data, by name, in inference mode.
 
         Args:
             data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of
-                Hugging Face ``datasets``.
+                Hugging Face ``datasets``. None: of a run of ``burnish train`` or ``burnish finetune``, the part of its data that
+                it held out (``eval_split``).
             batch_size: samples at once; None: 32.
 
         Raises:
-            ConfigurationError: the file does not say which loss it was trained on, and none was named.
+            ConfigurationError: the file does not say which loss it was trained on, and none was named; or no data are given, and
+                the run held nothing out.
             DataError: data that cannot be read or do not fit the model.
             InputError: nothing in the data counts.
             EngineError: the engine cannot run it, or the predictor is closed.
         """
-        dataset, notes = self.read_labelled(data)
+        dataset, notes = self.read_held_out()[:2] if data is None else self.read_labelled(data)
         for note in notes:
             warn(DataWarning(note))
         return self.evaluated.evaluate(dataset, _batch_size(batch_size))
@@ -344,8 +350,39 @@ class Predictor:
         )
         return reader.open(x)
 
-    def read_labelled(self, data: DataSource) -> tuple[Dataset, list[str]]:
+    def read_held_out(self) -> tuple[Dataset, list[str], str, Split]:
+        """Open the part of its data that a run held out.
+
+        Returns:
+            The part, notes of what a person should know, what the data are called, and what was held out.
+
+        Raises:
+            ConfigurationError, DataError: as ``evaluate``.
+        """
+        folder = next((each for each in (self.path, *self.path.parents[:2]) if (each / SPLIT).is_file()), None)
+        if folder is None:
+            raise ConfigurationError(
+                f"'{self.path}' held nothing out of its data (eval_split, --eval-split): name labelled data to evaluate on"
+            )
+        kept, record = read_split(folder), read_record(folder)
+        assert kept is not None
+        if not isinstance(record.get("data"), str):
+            raise ConfigurationError(f"'{folder}' does not say which data it was trained on: name labelled data to evaluate on")
+        asked, data = EvalSplit.read(kept["eval_split"]), record["data"]
+        reading = {name: value for name, value in record.get("reading", {}).items() if getattr(self._options, name) in UNSAID}
+        dataset, notes = self.read_labelled(data, asked, reading)
+        split = held_out(dataset, asked, kept["seed"], self.evaluated.to_evaluate.label, kept)
+        return parts(dataset, split)[1], notes, data, split
+
+    def read_labelled(
+        self, data: DataSource, split: EvalSplit | None = None, reading: Mapping[str, Any] | None = None
+    ) -> tuple[Dataset, list[str]]:
         """Open data with labels, as ``evaluate`` takes them, and return notes of what a person should know.
+
+        Args:
+            data: the data.
+            split: what was held out of them, as ``open_dataset`` takes it.
+            reading: options of ``open_dataset`` in place of the predictor's own.
 
         Raises:
             ConfigurationError, DataError: as ``evaluate``.
@@ -356,7 +393,7 @@ class Predictor:
             path = Path(data)
             options: dict[str, Any] = {"label": asked.label, "image_size": asked.image_size, "missing": asked.missing}
             text = self.text_of(path)
-            options |= {"pixels": asked.pixels, "sound": asked.sound}
+            options |= {"pixels": asked.pixels, "sound": asked.sound, "split": split, **(reading or {})}
             read = partial(open_dataset, path, model.to_evaluate, classes=classes, **options)
         else:
             text = None if isinstance(data, Dataset) else self._text_in_memory(data)
