@@ -43,7 +43,7 @@ def images(folder):
         (("compare", "model.onnx", "--data", "data.npz", "--label", "y"), "'data.npz' is an .npz file"),
         (
             (*TRAIN, "--data", "data.npz", "--missing", "drop"),
-            "--missing drop leaves out rows of a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
+            "--missing drop is for rows of a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
         ),
         (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
         ((*TRAIN, "--data", "data.npz", "--batch-size", "1_0"), "'1_0' is no number in the digits 0 to 9"),

@@ -106,7 +106,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(tmp_path):
     dropped = open_dataset(arrow, classification(3), missing="drop")
     assert dropped.batch(np.arange(2))["x"].tolist() == [[1, 1, 0], [4, 4, 0]]
     for policy in ("fill", "predicted"):
-        with pytest.raises(ConfigurationError, match=f"missing='{policy}': give 'error', or 'drop'"):
+        with pytest.raises(ConfigurationError, match=f"missing='{policy}' .*: give 'error', 'drop' to leave rows .*, or 'mean'"):
             open_dataset(path, classification(2), missing=policy)
     with pytest.raises(DataError, match="a value is missing in each of its 1 rows"):
         open_dataset(table(tmp_path, "a,b,y\n,2,0\n", "none.csv"), classification(2), missing="drop")

@@ -112,7 +112,7 @@ def test_columns_of_objects_that_are_all_texts_are_texts():
         ),
         (
             Columns({"a": [1.0, None, 2.0], "b": [1, 2, 3], "label": [0, 1, 2]}),
-            "row 1: column 'a' has no value; fill it in, or leave such rows out",
+            "row 1: column 'a' has no value; fill it in, remove the row, leave such rows out",
         ),
         (Columns({"x": [[1, 2], [3], [4, 5]], "label": [0, 1, 2]}), "column 'x' holds lists of different lengths"),
         (
@@ -130,16 +130,26 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(source, message):
         as_dataset(source, classification(2))
 
 
-@pytest.mark.parametrize(
-    ("of_a_frame", "message"), [(True, r"\(data\[\['a', 'b'\]\]\.to_numpy"), (False, "DataLoader\\(data, b")]
-)
-def test_what_other_libraries_call_data_is_refused_with_a_remedy(of_a_frame, message):
-    class Frame:
-        columns = ("a",)
-
+def test_a_data_frame_is_a_table():
+    class Series(list):
         def to_numpy(self) -> np.ndarray:
-            raise NotImplementedError
+            return np.array(self, dtype=object if isinstance(self[0], str) else None)
 
+    class Frame(dict):
+        """What pandas and polars have in common."""
+
+        columns = property(lambda self: [*self])
+        to_numpy = None
+
+    frame = Frame(a=Series([1.5, 2.5, 0.5]), b=Series([2, 0, 1]), label=Series(["owl", "cat", "owl"]))
+    for source in (frame, dict(frame), np.rec.fromarrays([[1.5, 2.5, 0.5], [2, 0, 1], ["owl", "cat", "owl"]], names="a,b,label")):
+        dataset = as_dataset(source, classification(2))
+        assert dataset.batch(np.arange(3))["x"].tolist() == [[1.5, 2], [2.5, 0], [0.5, 1]]
+        assert (dataset.classes, dataset.batch(np.arange(3))["labels"].tolist()) == (("cat", "owl"), [1, 0, 1])
+    assert as_dataset(frame, classification(2), label="b").note == "data: categories become indices: 'label' (2)"
+
+
+def test_what_other_libraries_call_data_is_refused_with_a_remedy():
     class Samples:
         def __len__(self) -> int:
             return 1
@@ -147,10 +157,8 @@ def test_what_other_libraries_call_data_is_refused_with_a_remedy(of_a_frame, mes
         def __getitem__(self, index: int) -> int:
             return index
 
-    with pytest.raises(
-        DataError, match=f"no data set is made of a value of type {'Frame' if of_a_frame else 'Samples'}.*{message}"
-    ):
-        as_dataset(Frame() if of_a_frame else Samples(), classification(2))
+    with pytest.raises(DataError, match=r"no data set is made of a value of type Samples.*DataLoader\(data, b"):
+        as_dataset(Samples(), classification(2))
 
 
 def test_a_stream_of_samples_is_refused():

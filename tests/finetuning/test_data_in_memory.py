@@ -126,12 +126,14 @@ def test_what_cannot_be_is_named(model, samples):
     message = r"of type DataLoader gives batches as they come.* train on batches by burnish\.compile and burnish\.Trainer"
     with pytest.raises(DataError, match=message):
         transfer(model, batches)
-    with pytest.raises(ConfigurationError, match="label: that is for data that are read from files"):
+    with pytest.raises(DataError, match="label names the column of a table, and a tuple has none: leave it out"):
         transfer(model, (x, y), FinetuneOptions(label="kind", missing="error"))
+    with pytest.raises(ConfigurationError, match="image_size: that is for data that are read from files"):
+        transfer(model, (x, y), FinetuneOptions(image_size=(4, 4)))
     with pytest.raises(DataError, match="data: all samples have the label 0, and nothing can be told apart"):
         transfer(model, (x, np.zeros(16, np.int64)))
 
 
-def test_a_loss_of_values_is_no_loss_of_classes(model, samples):
-    with pytest.raises(ConfigurationError, match=r"mean_squared_error compares values, and fine-tuning learns classes: train"):
+def test_names_of_classes_are_no_values(model, samples):
+    with pytest.raises(DataError, match=r"the labels are text, and the loss compares with numbers .* such as cross_entropy"):
         transfer(model, samples, FinetuneOptions(loss="mse"))

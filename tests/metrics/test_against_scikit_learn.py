@@ -243,6 +243,19 @@ def test_values(name: str, reference: Any) -> None:
     assert metrics.get(name).combine(totals) == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_coefficient_of_determination() -> None:
+    """Of targets far from 0 too; a value that is the same in all samples has none."""
+    rng = np.random.default_rng(7)
+    y = rng.normal(size=(SAMPLES, 3)) * [1, 50, 1000] + [0, 1e6, -3]
+    x = y + rng.normal(size=y.shape) * [0.5, 20, 2000]
+    expected = scikit.r2_score(y, x)
+    totals = check("r2", losses.huber(), x, y, expected, rel=1e-7)
+    assert metrics.r2().combine(totals) == pytest.approx(expected, rel=1e-7)
+    y[:, 1] = 7e5
+    totals = check("r2", losses.huber(), x, y, scikit.r2_score(y[:, [0, 2]], x[:, [0, 2]]), rel=1e-7)
+    assert np.isnan(metrics.r2().combine({name: total[1] for name, total in totals.items()}))
+
+
 @pytest.mark.parametrize("name", ["mae", "mse", "rmse", "f1", "auc", "perplexity"])
 def test_sixteen_bits_add_up_in_thirty_two(name: str) -> None:
     rng = np.random.default_rng(6)

@@ -111,6 +111,7 @@ ONE_OF_EACH = [
     metrics.mean_absolute_error(),
     metrics.mean_squared_error(),
     metrics.root_mean_squared_error(),
+    metrics.r2(),
     metrics.perplexity(),
     metrics.normalized_entropy(),
     metrics.precision(),

@@ -32,7 +32,7 @@ CLASSES = [
     "perplexity",
 ]
 YES_OR_NO = ["accuracy", "precision", "recall:macro", "f1:macro,threshold=0.25", "auc", "normalized_entropy", "mae", "mse"]
-VALUES = ["mean_absolute_error", "mean_squared_error", "root_mean_squared_error"]
+VALUES = ["mean_absolute_error", "mean_squared_error", "root_mean_squared_error", "r2"]
 CASES = [("cross_entropy", CLASSES), ("bce_with_logits", YES_OR_NO), ("mse", VALUES)]
 
 

@@ -21,6 +21,7 @@ from burnish.files.file_writing import replacing
 
 if TYPE_CHECKING:
     from burnish.program import Program
+    from burnish.training import Session
 
 
 MOST_ROWS = 1_000
@@ -231,6 +232,15 @@ def planned_batch(program: Program) -> int:
         return int(memory["batch"])
     requested = recompute_request.get(program.options.get("recompute"))
     return requested.batch or 1 if requested else 1
+
+
+def columns_line(path: Path, session: Session) -> str | None:
+    """Return a line on the raw columns that an exported model takes; None if it takes none."""
+    from burnish.data.table_graph import fed_by
+    from burnish.graph.annotations import COLUMNS
+
+    fed = fed_by(path) if COLUMNS.key in {**session.program.metadata, **session.metadata} else None
+    return None if fed is None else f"{path}: {fed}"
 
 
 def export_line(path: Path, what: str, steps: int, program: Program, fold: bool, parameters: str | None) -> str:

@@ -23,6 +23,7 @@ def check_data_options(
     image_size: tuple[int, int] | None = None,
     pixels: str | None = None,
     missing: str | None = None,
+    columns: str = "auto",
 ) -> None:
     """Refuse options that mean nothing for any of the data.
 
@@ -32,12 +33,19 @@ def check_data_options(
         image_size: of ``--image-size``.
         pixels: the first of the options of pixels that was given.
         missing: of ``--missing``.
+        columns: of ``--columns``.
 
     Raises:
         DataError: there are no such data.
         typer.BadParameter: an option without a meaning; the message names it, the data, and what it is for.
     """
-    if label is None and image_size is None and pixels is None and missing != "drop":
+    from burnish.data.missing_values import AUTO, ERROR, check_missing
+    from burnish.data.table import check_scaling
+
+    check_missing(missing or AUTO)
+    check_scaling(columns)
+    settles = missing not in (None, AUTO, ERROR)
+    if label is None and image_size is None and pixels is None and not settles and columns == AUTO:
         return
     from burnish.data.formats import format_of
 
@@ -55,9 +63,13 @@ def check_data_options(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{form.short}, {form.labels}: leave it out"
         )
-    if missing == "drop" and "table" not in held and not any(each.name == "jsonl" for each in forms):
+    if settles and not has_columns and not any(each.name == "jsonl" for each in forms):
         raise typer.BadParameter(
-            f"--missing drop leaves out rows of a table (.csv, .parquet), and '{source}' is {form.short}: leave it out"
+            f"--missing {missing} is for rows of a table (.csv, .parquet), and '{source}' is {form.short}: leave it out"
+        )
+    if columns != AUTO and not has_columns:
+        raise typer.BadParameter(
+            f"--columns {columns} is for a table (.csv, .parquet), and '{source}' is {form.short}: leave it out"
         )
     if image_size is not None and "images" not in held:
         raise typer.BadParameter(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.compilation_options import FORMS
-from burnish.cli.console import counted, export_line, output
+from burnish.cli.console import columns_line, counted, export_line, output
 from burnish.cli.data_options import read_extents
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.train_options import FoldOption
@@ -102,6 +102,8 @@ def _write(
         _read_images(path)
     what = FORMS.get(adapters, "the model" if parameters is None else "the average of the model's weights")
     output().print(export_line(path, what, session.step_count, session.program, fold and adapters == MERGED, parameters))
+    if path.is_file() and (fed := columns_line(path, session)) is not None:
+        output().print(fed)
 
 
 def _check(chooses_in_file: bool, training: bool, with_preprocessing: bool, adapters: str) -> None:

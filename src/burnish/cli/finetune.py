@@ -77,11 +77,13 @@ def finetune(
         device=course.device,
         threads=course.threads,
         label=data.label,
+        label_separator=data.label_separator,
         image_size=data.image_size,
         pixels=pixels.settings(),
         text=texts.settings(),
         sound=data.sound,
         missing=data.missing,
+        columns=data.columns,
     )
 
     with claimed(base, results) as folder:

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from burnish.cli.console import counted, errors, make_folder_of, output, print_table, write_csv
 from burnish.cli.data_options import Pixels, Sounds, TextOptions, check_data_options
-from burnish.cli.option_groups import COMMON, OptionGroup, takes_options, values_of
+from burnish.cli.option_groups import COMMON, OptionGroup, declared_option, takes_options, values_of
 from burnish.cli.train_options import KernelsOption, chosen_engine
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output, replacing
+from burnish.finetuning.options import FinetuneOptions
 from burnish.options import declarations
 from burnish.training.predictor_options import AnswerOptions, SavedModelOptions
 
@@ -45,15 +46,7 @@ ImageSizeOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
-MissingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--missing",
-        help="Rows of a table in which a value is missing: error, or drop to leave them out.",
-        show_default="error",
-        rich_help_panel=DATA,
-    ),
-]
+MissingOption = Annotated[str, declared_option(FinetuneOptions, "missing", DATA)]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Samples of a batch.", rich_help_panel=DATA)]
 
 
@@ -238,7 +231,8 @@ def _write_lines(console: Console, predictor: Predictor, given: Given, batch_siz
     if not predictor.gives_boxes and answer is None and (form in ("table", "csv") or (path and path.suffix == ".csv")):
         answer = predictor.answer()
     kinds = {part.kind for part in given.parts}
-    rows = Rows(kinds.pop() if len(kinds) == 1 else "sample", answer, shown.top)
+    labels = predictor.model.described.labels
+    rows = Rows(kinds.pop() if len(kinds) == 1 else "sample", answer, shown.top, () if labels is None else labels.columns)
     count, without, kind = 0, 0, ""
     with ExitStack() as opened:
         sinks = [] if form is None else [shown_lines(form, rows, shown.top)]
@@ -321,7 +315,7 @@ def evaluate(
         COMMON,
     ] = None,
     image_size: ImageSizeOption = None,
-    missing: MissingOption = None,
+    missing: MissingOption = "auto",
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
@@ -370,7 +364,7 @@ def evaluate(
     reading: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": settings, "text": texts.settings()}
     reading["sound"] = sounds.sound
     console = output()
-    with Predictor(model, **saved.opening, **objective, **reading, missing=missing or "error") as predictor:
+    with Predictor(model, **saved.opening, **objective, **reading, missing=missing) as predictor:
         if data is None:
             dataset, notes, data, split = predictor.read_held_out()
             notes = [split.line, *notes]

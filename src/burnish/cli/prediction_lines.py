@@ -37,10 +37,11 @@ class Rows:
         kind: what a sample is called: ``file`` or ``row``.
         answer: how the output is read; None of a detector.
         top: how many classes are named, the most probable first; None: one, or all if each is a question of its own.
+        called: what the values are called; by default as the output, and by their places in it.
     """
 
-    def __init__(self, kind: str, answer: Answer | None, top: int | None):
-        self.kind, self._answer, self._top = kind, answer, top
+    def __init__(self, kind: str, answer: Answer | None, top: int | None, called: Sequence[str] = ()):
+        self.kind, self._answer, self._top, self._called = kind, answer, top, called
 
     def header(self, first: Prediction) -> list[str]:
         """Return the names of the columns, which are those of all predictions of a model.
@@ -61,6 +62,8 @@ class Rows:
         if kind == "values" and answer.kind == "values":
             assert first.values is not None
             width = len(first.values)
+            if len(self._called) == width:
+                return [self.kind, *self._called]
             return [self.kind, *([answer.output] if width == 1 else [f"{answer.output}[{at}]" for at in range(width)])]
         if kind == "values" or self._asks_one(first):
             return [self.kind, number]

@@ -262,7 +262,9 @@ def check_run(
         )
     sources = data.data, data.eval_data
     of_pixels = pixels.first_named
-    check_data_options(*sources, label=data.label, image_size=data.image_size, pixels=of_pixels, missing=data.missing)
+    check_data_options(
+        *sources, label=data.label, image_size=data.image_size, pixels=of_pixels, missing=data.missing, columns=data.columns
+    )
 
 
 def train_with_seeds(

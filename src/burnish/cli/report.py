@@ -39,7 +39,7 @@ def report(
         COMMON,
     ] = None,
     image_size: ImageSizeOption = None,
-    missing: MissingOption = None,
+    missing: MissingOption = "auto",
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
@@ -81,7 +81,7 @@ def report(
         image_size=size,
         pixels=settings,
         text=text,
-        missing=missing or str(options.get("missing", "error")),
+        missing=str(options.get("missing", "auto")) if missing == "auto" else missing,
     )
     contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"'{given}', by {model.name}", configuration)
     written = write_report(path or run / "report.html", contents)

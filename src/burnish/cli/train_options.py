@@ -11,9 +11,10 @@ import typer
 from rich.table import Table
 
 from burnish.cli.console import cell, output
-from burnish.cli.option_groups import COMMON, OptionGroup
+from burnish.cli.option_groups import COMMON, OptionGroup, declared_option
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.training.trainer_options import EvaluationOptions, RunOptions, SoundOptions, check_one_evaluation
 
 if TYPE_CHECKING:
@@ -84,10 +85,19 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
         str | None,
         typer.Option(
             "--label",
-            help="Label column of a table, or the .npy file with the labels.",
+            help="Label column of a table, or several with commas between, or the .npy file with the labels.",
             show_default="label, y, target or the last",
         ),
         COMMON,
+    ] = None
+    label_separator: Annotated[
+        str | None,
+        typer.Option(
+            "--label-separator",
+            metavar="TEXT",
+            help="Text between several labels in the label column, such as ';'.",
+            show_default="one label in each row",
+        ),
     ] = None
     image_size: Annotated[
         tuple[int, int] | None,
@@ -95,9 +105,8 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
             "--image-size", help="Height and width of images, for a model that takes any.", show_default="as the model says"
         ),
     ] = None
-    missing: Annotated[
-        str, typer.Option("--missing", help="Rows of a table in which a value is missing: error, or drop to leave them out.")
-    ] = "error"
+    missing: Annotated[str, declared_option(FinetuneOptions, "missing")] = "auto"
+    columns: Annotated[str, declared_option(FinetuneOptions, "columns")] = "auto"
     augment: Annotated[
         str | None,
         typer.Option(

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from burnish.adapters.exports import ONNX_ADAPTER, check_form
 from burnish.adapters.peft_format import check_names
 from burnish.cli import launch
 from burnish.cli.compilation_options import FORMS, Compilation, is_program, untrained_weights_named
-from burnish.cli.console import counted, export_line, output, planned_line, waiting_line, what_trains
+from burnish.cli.console import columns_line, counted, export_line, output, planned_line, waiting_line, what_trains
 from burnish.cli.data_options import Pixels, TextOptions, pixels_line
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.resumption import OWN_OPTIONS, WORKING_FOLDER
@@ -209,6 +209,8 @@ class TrainingRun:
             self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
         self._say(waiting_line(result.waiting))
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
+        if (fed := columns_line(tuned, trainer.session)) is not None:
+            self._say(fed)
         return result
 
     def _take_best(
@@ -289,6 +291,8 @@ class TrainingRun:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
         spec = DataSpec.by(program, earlier)
+        if self.resumes or self.start is not None:  # columns are read as before, or raw if they were
+            spec = replace(spec, is_training=False)
         train_set, cut = self._opened(program, spec)
         eval_set = None
         if data.split is not None:
@@ -308,6 +312,7 @@ class TrainingRun:
                 image_size=data.image_size,
                 text=train_set.text if isinstance(train_set, TextDataset) else None,
                 missing=data.missing,
+                label_separator=data.label_separator,
             )
             line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
         elif eval_set is not None:
@@ -335,7 +340,13 @@ class TrainingRun:
     def _opened(self, program: Program, spec: DataSpec) -> tuple[Dataset, str | None]:
         """The data to train on, and a line that says so where texts are longer than the model takes."""
         data, asked = self.data, self.texts.settings()
-        options: dict[str, Any] = {"label": data.label, "image_size": data.image_size, "missing": data.missing}
+        options: dict[str, Any] = {
+            "label": data.label,
+            "label_separator": data.label_separator,
+            "image_size": data.image_size,
+            "missing": data.missing,
+            "columns": data.columns,
+        }
 
         def opened(text: Text | None) -> Dataset:
             told: dict[str, Any] = {"pixels": self.pixels.settings(), "sound": data.sound, "split": data.split}

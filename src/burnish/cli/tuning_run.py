@@ -140,6 +140,7 @@ class TuningRun(Run):
             text=self.texts.settings_for(tuned, source, described),
             missing=options.missing,
             split=options.split,
+            label_separator=options.label_separator,
         )
         if options.split is None:
             return dataset

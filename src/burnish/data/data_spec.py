@@ -32,6 +32,7 @@ class DataSpec:
         described: what the model's metadata says of its data.
         predicts: whether labels are not wanted at all, as there is no loss.
         axes: along which axis the model has the samples of an input, where that is another than the first.
+        is_training: whether data are trained on, so that statistics may be taken of them.
     """
 
     data: tuple[Entry, ...]
@@ -40,6 +41,7 @@ class DataSpec:
     described: DataDescription = NOTHING_KNOWN
     predicts: bool = False
     axes: Axes = field(default_factory=dict)
+    is_training: bool = False
 
     @classmethod
     def of(
@@ -67,14 +69,15 @@ class DataSpec:
 
         Args:
             program: the program; its model's metadata may describe its data.
-            metadata: further entries, such as those of a checkpoint, which go before the model's own.
+            metadata: further entries, such as those of a checkpoint, which go before the model's own: its data were read already.
 
         Raises:
             DataError: metadata that describe data, and cannot be read.
         """
         signature = program.signature["step"]
         described = DataDescription.read({**program.metadata, **(metadata or {})})
-        return cls.of(program.signature.samples, signature.inputs_of(Role.LABEL), described)
+        spec = cls.of(program.signature.samples, signature.inputs_of(Role.LABEL), described)
+        return replace(spec, is_training=not metadata)
 
     @classmethod
     def of_steps(cls, program: Program) -> DataSpec:
@@ -117,10 +120,10 @@ class DataSpec:
         """Return the same for data that are to be read as others were."""
         preprocessing = described.preprocessing or self.described.preprocessing
         classes, text = described.classes or self.described.classes, described.text or self.described.text
-        table = described.table or self.described.table
+        table, labels = described.table or self.described.table, described.labels or self.described.labels
         sound = described.sound or self.described.sound
         known = replace(self.described, preprocessing=preprocessing, classes=classes, text=text, table=table, sound=sound)
-        return replace(self, described=known)
+        return replace(self, described=replace(known, labels=labels), is_training=False)
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the classes of data in the order of their indices: the model's own, where it has all of them."""
@@ -295,7 +298,11 @@ def fit_label(
     takes_classes = not _is_float(entry)
     if labels.dtype.kind in "US":
         if not takes_classes:
-            raise DataError(f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}')")
+            raise DataError(
+                f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}'): give numbers, or a loss of "
+                "classes, such as cross_entropy; where a text holds several labels, say what stands between them "
+                "(label_separator=';', --label-separator ';')"
+            )
         text = _as_text(labels, f"label '{entry.name}'", source)
         if classes is None and spec is not None:
             classes = spec.class_order(sorted(set(text.reshape(-1).tolist())))
@@ -311,6 +318,8 @@ def fit_label(
             f"{shape_text(labels.shape[1:])}: where they are one-hot, write their argmax; where they are probabilities, choose "
             "the loss cross_entropy:probabilities=true, and where several classes may be right at once, bce_with_logits"
         )
+    if not takes_classes and labels.ndim == 1 and len(entry.extents) == 2 and not isinstance(entry.extents[1], int):
+        labels = labels[:, None]
     fitted = _convert(_reshape(labels, entry, source), entry, source, labels)
     if takes_classes:
         _check_range(fitted, entry, source, names)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from burnish.data.file_rows import file_rows
+from burnish.data.label_coding import LabelDescription
 from burnish.data.part import Part
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table_coding import TableDescription
@@ -110,6 +111,9 @@ class ArrayDataset:
         by: what says the classes of the samples, in words.
         remade: makes the data set of some samples, as ``part`` does, where more is to be done than to take them from the arrays.
 
+    Attributes:
+        labels: the columns that targets were read from, where they are values, or yes and no, of a table; else None.
+
     Raises:
         DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
     """
@@ -129,6 +133,7 @@ class ArrayDataset:
         self.note = note
         self.preprocessing = preprocessing
         self.table = table
+        self.labels: LabelDescription | None = None
         self.shared = frozenset(shared)
         self.groups = groups
         self.by = "class"
@@ -190,7 +195,9 @@ class ArrayDataset:
             return Part(self, indices, like)
         arrays = {name: array if name in self.shared else array[indices] for name, array in self.arrays.items()}
         note = self.note if like is None else None
-        return ArrayDataset(arrays, self.classes, note, self.preprocessing, self.table, self.shared)
+        part = ArrayDataset(arrays, self.classes, note, self.preprocessing, self.table, self.shared)
+        part.labels = self.labels
+        return part
 
 
 def group_values(column: np.ndarray | None, name: str, source: str, available: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.errors import DataError
 from burnish.settings import suggestion
@@ -41,6 +41,8 @@ class Opening:
     missing: Missing
     split: EvalSplit | None = None
     sound: SoundLike | None = None
+    separator: str | None = None
+    columns: str = "auto"
 
     @property
     def group(self) -> str | None:
@@ -169,19 +171,23 @@ def _is_sounds(path: Path, held: frozenset[str]) -> bool:
 
 
 def _open_table(asked: Opening) -> Dataset:
+    from burnish.data.missing_values import KEPT
     from burnish.data.table import table_dataset
 
     if asked.text is not None:
         return _open_texts(asked)
-    columns, notes = read_table(asked.path, asked.missing)
-    return table_dataset(columns, asked.spec, asked.label, str(asked.path), asked.classes, notes, split=asked.split)
+    columns, notes = read_table(asked.path, KEPT)
+    how: dict[str, Any] = {"separator": asked.separator, "missing": asked.missing, "scaling": asked.columns}
+    how["split"] = asked.split
+    return table_dataset(columns, asked.spec, asked.label, str(asked.path), asked.classes, notes, **how)
 
 
 def _open_texts(asked: Opening) -> Dataset:
     from burnish.data.text.dataset import TextDataset
 
     assert asked.text is not None
-    return TextDataset(asked.path, asked.text, asked.spec, asked.label, asked.classes, group=asked.group)
+    how: dict[str, Any] = {"group": asked.group, "separator": asked.separator}
+    return TextDataset(asked.path, asked.text, asked.spec, asked.label, asked.classes, **how)
 
 
 FORMATS = (

@@ -260,7 +260,7 @@ class SampleReader:
             return self._texts(source, None)
         if (column := image_column(source)) is not None:
             return self._pictures([ColumnPicture(source, column, row) for row in range(len(source))])
-        return self._columns({name: column_values(source, name) for name in source.column_names})
+        return self._columns({name: column_values(source, name, keeps_missing=True) for name in source.column_names})
 
     def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Given:
         names = list(rows[0])
@@ -299,7 +299,7 @@ class SampleReader:
         return [entry for entry in self.spec.data if entry.sample_axis is not None]
 
     def _all_fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        return all(fits(arrays[entry.name].shape, entry) for entry in self._with_samples if arrays[entry.name].ndim)
+        return all(arrays[entry.name].ndim and fits(arrays[entry.name].shape, entry) for entry in self._with_samples)
 
     def _array(self, array: np.ndarray) -> Given:
         entry = self.spec.only_data(SOURCE)
@@ -336,8 +336,7 @@ class SampleReader:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items()) or "none"
             raise DataError(f"{SOURCE}: the columns differ in their number of rows: {counts}")
         left_out = unread_columns(list(columns), self.spec, self.label, SOURCE)
-        rows = [f"row {row}" for row in range(next(iter(lengths.values())))]
-        features = Columns({name: column for name, column in columns.items() if name not in left_out}, rows)
+        features = Columns.of_arrays({name: column for name, column in columns.items() if name not in left_out})
         filled, unseen = filled_inputs(features, self.spec, SOURCE, self.spec.described.table)
         arrays, _ = self.spec.samples(filled, SOURCE)
         dataset = ArrayDataset(arrays, shared=self.spec.shared(arrays))

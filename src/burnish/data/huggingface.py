@@ -13,9 +13,10 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, group_values
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import reader_for
+from burnish.data.label_coding import LABEL_COLUMNS, are_lists, label_columns
 from burnish.data.preprocessing import PixelsLike
 from burnish.data.splitting import EvalSplit
-from burnish.data.table import LABEL_COLUMNS, label_column, table_dataset
+from burnish.data.table import table_dataset
 from burnish.errors import DataError
 
 
@@ -41,10 +42,17 @@ def refuse_splits(source: object) -> None:
         )
 
 
-def class_names(source: Any, column: str) -> list[str] | None:
-    """Return the names of the classes that a column holds indices of (``ClassLabel``); None where it is no such column."""
+def class_names(source: Any, column: str, inner: bool = False) -> list[str] | None:
+    """Return the names of the classes that a column holds indices of (``ClassLabel``); None where it is no such column.
+
+    Args:
+        source: the data set.
+        column: its name.
+        inner: that it holds lists of indices.
+    """
     features = getattr(source, "features", None) or {}
-    names = getattr(features.get(column), "names", None)
+    feature = features.get(column)
+    names = getattr(getattr(feature, "feature", None) if inner else feature, "names", None)
     return None if names is None else [*map(str, names)]
 
 
@@ -72,6 +80,9 @@ def named_labels(source: Any, column: str) -> tuple[np.ndarray, list[str] | None
     Raises:
         DataError: a label is missing, or none of the classes.
     """
+    held = source[column][:]
+    if are_lists(held):
+        return _lists(held, class_names(source, column, inner=True)), class_names(source, column, inner=True)
     labels, names = column_values(source, column), class_names(source, column)
     if names is None or labels.dtype.kind not in "iu":
         return labels, names
@@ -84,8 +95,24 @@ def named_labels(source: Any, column: str) -> tuple[np.ndarray, list[str] | None
     return np.asarray(names)[labels], names
 
 
-def column_values(source: Any, column: str) -> np.ndarray:
+def _lists(held: Sequence[Sequence[Any]], names: Sequence[str] | None) -> np.ndarray:
+    """Return lists of labels as an array of objects, by name where their feature knows the names."""
+    lists = np.empty(len(held), object)
+    for row, labels in enumerate(held):
+        wrong = [label for label in labels if names is not None and not 0 <= int(label) < len(names)]
+        if wrong and names is not None:
+            raise DataError(f"data, row {row}: the label {wrong[0]} is none of the {len(names)} classes; leave such rows out")
+        lists[row] = [labels[index] if names is None else names[labels[index]] for index in range(len(labels))]
+    return lists
+
+
+def column_values(source: Any, column: str, keeps_missing: bool = False) -> np.ndarray:
     """Return the values of a column [rows, ...]; arrays of bytes as uint8.
+
+    Args:
+        source: the data set.
+        column: its name.
+        keeps_missing: return None where a value is missing, in an array of objects.
 
     Raises:
         DataError: a value is missing, or its rows are lists of different lengths.
@@ -96,6 +123,8 @@ def column_values(source: Any, column: str) -> np.ndarray:
         raise DataError(f"data: column '{column}' holds lists of different lengths ({error}); give all the same") from error
     held = array.tolist() if array.dtype == object else []
     missing = next((row for row, value in enumerate(held) if value is None), None)
+    if missing is not None and keeps_missing:
+        return array
     if missing is not None:
         raise DataError(
             f"data, row {missing}: column '{column}' has no value; fill it in, or leave such rows out, "
@@ -113,6 +142,8 @@ def columns_dataset(
     classes: Sequence[str] | None = None,
     pixels: PixelsLike | None = None,
     split: EvalSplit | None = None,
+    label: str | None = None,
+    how: Mapping[str, Any] | None = None,
 ) -> ArrayDataset:
     """Make a data set of columns of numbers, text or arrays.
 
@@ -121,27 +152,34 @@ def columns_dataset(
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
         pixels: what is done to arrays of bytes.
+        label: as ``table_dataset`` takes it; None is the column that names or features tell.
+        how: further options of ``table_dataset``.
         split: what is to be held out; its column of groups is no feature.
 
     Raises:
         DataError: a missing value, a column of something else, or what does not fit the program.
     """
     group = None if split is None else split.group
-    label = class_column(source, [name for name in source.column_names if name != group])
-    columns = {name: column_values(source, name) for name in source.column_names if name != label}
-    if label is not None:
-        values, names = named_labels(source, label)
-        columns = {name: columns[name] if name != label else values for name in source.column_names}
-        classes = classes or (spec.class_order(names) if names else None)
-    rest = [name for name in columns if name != group]
-    features = [name for name in rest if name != label_column(rest, label, "data")]
+    names = source.column_names
+    rest, known = [name for name in names if name != group], spec.described.labels
+    told = label is None and not (known is not None and {*known.columns} <= {*rest})
+    label = class_column(source, rest) if told else label
+    chosen = label_columns(rest, label, "data", known)
+    columns = {name: column_values(source, name, keeps_missing=name != group) for name in names if name not in chosen}
+    if len(chosen) == 1:
+        values, of_classes = named_labels(source, chosen[0])
+        columns = {name: columns[name] if name not in chosen else values for name in names}
+        classes = classes or (spec.class_order(of_classes) if of_classes else None)
+    else:
+        columns = {name: columns[name] if name not in chosen else column_values(source, name) for name in names}
+    features = [name for name in rest if name not in chosen]
     arrays = [name for name in features if columns[name].ndim > 1]
     if arrays and len(spec.data) == 1 and len(features) > 1:
         raise DataError(
             f"data: the columns {', '.join(map(repr, features))} are to fill the model's one input, and '{arrays[0]}' holds "
             f"arrays: leave the others out, data.select_columns(['{arrays[0]}', ...])"
         )
-    return table_dataset(columns, spec, label, "data", classes, pixels=pixels, split=split)
+    return table_dataset(columns, spec, label, "data", classes, pixels=pixels, split=split, **(how or {}))
 
 
 def _element_type(feature: Any) -> str | None:
@@ -219,7 +257,7 @@ class ColumnImages(LabelledImages):
         reader = reader_for(spec, "data", size, pixels)
         others = [name for name in source.column_names if name not in (column, group)]
         told = class_column(source, others)
-        label = told or label_column([column, *others], None, "data")
+        label = told or label_columns([column, *others], None, "data")[0]
         labels, names = named_labels(source, label)
         if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
             raise DataError(f"data: the column '{label}' holds {labels.dtype}, and a class is an index or a name")

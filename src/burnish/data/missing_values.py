@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
 import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
-from burnish.settings import is_number_text
+from burnish.settings import is_number_text, suggestion
 from burnish.untrusted_files import memory_excess
 
 Missing = str
-"""``error`` or ``drop``: what becomes of a row in which a value is missing."""
+"""What becomes of a row in which a value is missing: one of ``POLICIES``."""
+AUTO, ERROR, DROP = "auto", "error", "drop"
+FILLS = ("mean", "median", "most_frequent")
+"""What stands in the place of a missing number; a missing category becomes the most frequent one."""
+POLICIES = (AUTO, ERROR, DROP, *FILLS)
 MARKS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 """What stands in a column of numbers where there is none, in small letters."""
 _OTHER_DIGITS = re.compile(r"[_\x80-\U0010ffff]")
@@ -23,9 +27,13 @@ CHARACTER_BYTES = 4
 """Of a text in an array."""
 LARGEST_EXACT = 2.0**53
 """Up to here float64 holds every whole number."""
-REMEDY = "fill it in, remove the row, or leave such rows out (missing='drop', --missing drop)"
+REMEDY = "fill it in, remove the row, leave such rows out (missing='drop', --missing drop), or fill them (--missing median)"
 PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
 """The policy of a table to predict of, each row of which has an answer."""
+
+
+KEPT = "kept"
+"""The policy of a reader that leaves to others what becomes of missing values."""
 
 
 class Columns(dict[str, np.ndarray]):
@@ -33,17 +41,76 @@ class Columns(dict[str, np.ndarray]):
 
     Attributes:
         rows: what to call each row in an error.
+        gaps: which values are missing, bool [rows], of columns in which some are; what stands there is of no meaning.
+        cells: what stands in each row of these columns, for an error.
     """
 
-    def __init__(self, columns: Mapping[str, np.ndarray], rows: Sequence[str]):
+    def __init__(
+        self,
+        columns: Mapping[str, np.ndarray],
+        rows: Sequence[str],
+        gaps: Mapping[str, np.ndarray] | None = None,
+        cells: Mapping[str, Sequence[object]] | None = None,
+    ):
         super().__init__(columns)
         self.rows = rows
+        self.gaps = {name: mask for name, mask in (gaps or {}).items() if name in columns and mask.any()}
+        self.cells = {name: (cells or {})[name] for name in self.gaps}
+
+    def without_gaps(self, missing: Missing, source: str) -> tuple[Columns, list[str]]:
+        """Return the columns without rows in which a value is missing, as ``without_missing`` does."""
+        return without_missing(self, self.gaps, missing, source, self.rows, self.cells)
+
+    def refuse_gaps(self, names: Collection[str], source: str) -> None:
+        """Raise DataError where a value of one of these columns is missing."""
+        without_missing(
+            {}, {name: mask for name, mask in self.gaps.items() if name in names}, "error", source, self.rows, self.cells
+        )
+
+    def only(self, names: Collection[str]) -> Columns:
+        """Return the columns of these names, in their own order."""
+        return Columns({name: column for name, column in self.items() if name in names}, self.rows, self.gaps, self.cells)
+
+    def part(self, indices: np.ndarray) -> Columns:
+        """Return some rows, by their numbers, int64 [n]."""
+        cells = {name: [held[index] for index in indices] for name, held in self.cells.items()}
+        gaps = {name: mask[indices] for name, mask in self.gaps.items()}
+        rows = [self.rows[index] for index in indices]
+        return Columns({name: column[indices] for name, column in self.items()}, rows, gaps, cells)
+
+    @classmethod
+    def of_arrays(cls, columns: Mapping[str, np.ndarray]) -> Columns:
+        """Return columns in memory, in which None, NaN and infinities are missing."""
+        held: dict[str, np.ndarray] = {}
+        gaps: dict[str, np.ndarray] = {}
+        for name, column in columns.items():
+            array, mask = column, np.zeros(len(column) if column.ndim else 0, bool)
+            if column.ndim == 1 and column.dtype.kind == "f":
+                mask = ~np.isfinite(column)
+            elif column.ndim == 1 and column.dtype == object:
+                values = column.tolist()
+                mask = np.asarray([value is None or (isinstance(value, float) and not np.isfinite(value)) for value in values])
+                there = [value for value, is_missing in zip(values, mask.tolist(), strict=True) if not is_missing]
+                if there and all(isinstance(value, str) for value in there):
+                    array = np.asarray(
+                        ["" if is_missing else value for value, is_missing in zip(values, mask, strict=True)], dtype=str
+                    )
+                elif there and all(isinstance(value, int | float | np.number) for value in there):
+                    array = np.asarray(
+                        [np.nan if is_missing else value for value, is_missing in zip(values, mask, strict=True)], np.float64
+                    )
+            held[name], gaps[name] = array, mask
+        count = max((len(column) for column in columns.values()), default=0)
+        return cls(held, [f"row {row}" for row in range(count)], gaps, {name: columns[name].tolist() for name in held})
 
 
 def check_missing(missing: str) -> None:
     """Raise ConfigurationError for a policy that there is none of for data that are trained or evaluated on."""
-    if missing not in ("error", "drop"):
-        raise ConfigurationError(f"missing={missing!r}: give 'error', or 'drop' to leave rows with missing values out")
+    if missing not in POLICIES:
+        raise ConfigurationError(
+            f"missing={missing!r} (--missing): give 'error', 'drop' to leave rows with missing values out, or 'mean', 'median' "
+            f"or 'most_frequent' to fill them{suggestion(str(missing), POLICIES)}"
+        )
 
 
 def text_array(values: Sequence[str]) -> np.ndarray:
@@ -114,7 +181,7 @@ def without_missing(
     Args:
         columns: the columns, each [rows].
         gaps: which of their values are missing, bool [rows].
-        missing: ``error`` and ``predicted`` refuse the first, ``drop`` leaves their rows out.
+        missing: ``error`` and ``predicted`` refuse the first, ``drop`` leaves their rows out, ``kept`` leaves them as they are.
         source: what to call the data in an error.
         rows: what to call each row.
         cells: what stands in each row of each column, for an error.
@@ -127,6 +194,8 @@ def without_missing(
         together |= mask
     if not together.any():
         return Columns(columns, rows), []
+    if missing == KEPT:
+        return Columns(columns, rows, gaps, cells), []
     if missing != "drop":
         row = int(np.flatnonzero(together)[0])
         name = next(name for name, mask in gaps.items() if mask[row])

@@ -1,17 +1,18 @@
-"""The description of its data in a model's ``metadata_props``: preprocessing of pixels and texts, names of classes."""
+"""The description of its data in a model's ``metadata_props``: preprocessing of pixels and texts, columns, names of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from burnish.data.label_coding import LabelDescription
 from burnish.data.preprocessing import Preprocessing, read_pixels
 from burnish.data.sound.settings import Sound, read_sound
 from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
-from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, PIXELS, SOUND, TEXT, Annotation
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, INITIAL, PIXELS, SOUND, TARGETS, TEXT, Annotation
 from burnish.untrusted_files import UNREADABLE
 from burnish.validation import is_whole
 
@@ -27,6 +28,8 @@ class DataDescription:
         text: how its texts became tokens; None where that is not known, or there are none.
         table: the columns of its table, where some hold categories; None where that is not known, or none do.
         sound: what is done to its sounds; None where that is not known, or there are none.
+        labels: the columns of its targets, where these are values, or yes and no, of a table; None where that is not known.
+        is_initial: whether the weights are initial ones, which no data have trained.
     """
 
     preprocessing: Preprocessing | None = None
@@ -35,13 +38,15 @@ class DataDescription:
     text: TextDescription | None = None
     table: TableDescription | None = None
     sound: Sound | None = None
+    labels: LabelDescription | None = None
+    is_initial: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """Return what a data set says of itself: ``preprocessing``, ``classes``, ``described``, ``table`` and ``sound``."""
+        """Return what a data set says of itself by attributes of these names; by ``described`` of its tokens."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
         text, table = getattr(dataset, "described", None), getattr(dataset, "table", None)
-        sound = getattr(dataset, "sound", None)
+        sound, labels = getattr(dataset, "sound", None), getattr(dataset, "labels", None)
         is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
         return cls(
             described if isinstance(described, Preprocessing) else None,
@@ -49,6 +54,7 @@ class DataDescription:
             text=text if isinstance(text, TextDescription) else None,
             table=table if isinstance(table, TableDescription) else None,
             sound=sound if isinstance(sound, Sound) else None,
+            labels=labels if isinstance(labels, LabelDescription) else None,
         )
 
     @classmethod
@@ -83,7 +89,13 @@ class DataDescription:
             sound = None if sounds is None else read_sound(sounds)
         except BurnishError as error:
             raise _damaged(source, SOUND, str(error)) from error
-        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text, table, sound)
+        targets = _entry(metadata, TARGETS, dict, source)
+        try:
+            labels = None if targets is None else LabelDescription.read(targets)
+        except UNREADABLE as error:
+            raise _damaged(source, TARGETS, str(error)) from error
+        named, numbered = tuple(classes) if classes else None, tuple(numbers) if numbers else None
+        return cls(read, named, numbered, text, table, sound, labels, INITIAL.key in metadata)
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
@@ -92,6 +104,7 @@ class DataDescription:
             (TEXT, None if self.text is None else self.text.options()),
             (SOUND, None if self.sound is None else self.sound.options()),
             (COLUMNS, None if self.table is None else self.table.options()),
+            (TARGETS, None if self.labels is None else self.labels.options()),
             (CLASSES, None if self.classes is None else list(self.classes)),
             (CLASS_NUMBERS, None if self.numbers is None else list(self.numbers)),
         ]

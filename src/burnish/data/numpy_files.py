@@ -14,10 +14,10 @@ import numpy as np
 from burnish.data.data_spec import DataSpec, fit_data, fit_label, turned_inputs
 from burnish.data.dataset import ArrayDataset, Dataset, group_values
 from burnish.data.file_rows import FileRows, file_rows
+from burnish.data.label_coding import LABEL_COLUMNS
 from burnish.data.model_metadata import DataDescription
 from burnish.data.part import Part
 from burnish.data.preprocessing import PixelsLike, Preprocessing, takes_bytes
-from burnish.data.table import LABEL_COLUMNS
 from burnish.errors import DataError
 from burnish.program import Entry
 from burnish.untrusted_files import UNREADABLE, memory_excess

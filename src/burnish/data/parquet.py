@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data.csv import LeftOut
-from burnish.data.missing_values import Columns, Missing, text_array, without_missing
+from burnish.data.missing_values import KEPT, Columns, Missing, text_array, without_missing
 from burnish.errors import DataError
 from burnish.installing import install_command
 from burnish.untrusted_files import allowed_memory, memory_excess
@@ -42,7 +42,21 @@ def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lam
     kept, notes = without_missing({}, gaps, missing, str(path), rows, cells)
     # pyarrow leaves the rows out: it makes floating point of a column of integers with gaps.
     whole = {name: column.filter(~together) if notes else column for name, column in read.items()}
-    return Columns({name: _array(column, name, path) for name, column in whole.items()}, kept.rows), notes
+    if missing == KEPT:
+        whole = {name: _filled(column) if gaps[name].any() else column for name, column in whole.items()}
+    arrays = {name: _array(column, name, path) for name, column in whole.items()}
+    return Columns(arrays, kept.rows, gaps if missing == KEPT else None, cells), notes
+
+
+def _filled(column: Any) -> Any:
+    """Return a column with something in the place of what is missing, so that integers stay integers."""
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_boolean(column.type):
+        return column.fill_null(False)
+    return column.fill_null(0 if types.is_integer(column.type) or types.is_floating(column.type) else "")
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,10 +14,12 @@ from burnish.data.data_spec import DataSpec, check_held
 from burnish.data.dataset import ArrayDataset, Dataset, group_values
 from burnish.data.formats import Opening, check_group, check_pixels, check_sound, check_text, format_of, help_text
 from burnish.data.huggingface import ColumnImages, columns_dataset, image_column, is_columnar, refuse_splits
+from burnish.data.label_coding import are_lists, divided, several_labels, takes_several
 from burnish.data.missing_values import Missing, check_missing
 from burnish.data.preprocessing import PixelsLike
 from burnish.data.sound.settings import SoundLike
 from burnish.data.splitting import EvalSplit
+from burnish.data.table import check_scaling, table_dataset
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
@@ -37,9 +40,11 @@ def open_dataset(
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
     text: TextLike | None = None,
-    missing: Missing = "error",
+    missing: Missing = "auto",
     split: EvalSplit | None = None,
     sound: SoundLike | None = None,
+    label_separator: str | None = None,
+    columns: str = "auto",
 ) -> Dataset:
     """Open data for a program.
 
@@ -48,17 +53,24 @@ def open_dataset(
             ``.npz`` file, a folder of ``.npy`` files or one of them, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text``
             of one of these three, a ``.txt`` or a ``.jsonl`` file.
         spec: what the program takes.
-        label: the label column of a table, or the file with the labels of an ``.npy`` file.
+        label: the label column of a table, or several with commas between them, which hold values, or yes and no; or the file
+            with the labels of an ``.npy`` file.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
         image_size: height and width of images, where the model leaves them open.
         pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
             default what the model's metadata says, else 0 to 255 become 0 to 1.
         text: how texts become tokens: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for data that
             are no texts.
-        missing: what becomes of a row of a table in which a value is missing: ``error``, or ``drop`` leaves it out and counts it.
+        missing: what becomes of a row of a table in which a value is missing: ``error``; ``drop`` leaves it out and counts it;
+            ``mean``, ``median`` or ``most_frequent``, of the column in the training data, fills it, and the most frequent
+            category does among texts. ``auto`` fills as in training, with the median where columns are standardized, and is
+            ``error`` else.
         split: what is to be held out of the data (``burnish.data.splitting``); a column or an array of groups is no feature.
         sound: what is done to sounds: settings by name, their text (``rate=16000,bands=64``), or a ``Sound``; by default what the
             model's metadata says, else what its input and the files say.
+        label_separator: what stands between several labels of a sample in the label column, such as ``;``.
+        columns: of a table: ``standardize`` lets numbers have mean 0 and standard deviation 1 in the training data, ``raw`` takes
+            them as they are, and ``auto`` standardizes them for a model with initial weights (``burnish.models.create``).
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
@@ -66,7 +78,9 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing, split, sound)
+    check_scaling(columns)
+    how: dict[str, Any] = {"split": split, "sound": sound, "separator": label_separator, "columns": columns}
+    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing, **how)
     return read_data(source, _opened, asked)
 
 
@@ -115,6 +129,10 @@ def as_dataset(
     text: TextLike | None = None,
     split: EvalSplit | None = None,
     sound: SoundLike | None = None,
+    label: str | None = None,
+    label_separator: str | None = None,
+    missing: Missing = "auto",
+    columns: str = "auto",
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
@@ -123,21 +141,31 @@ def as_dataset(
             as they are; or one of Hugging Face ``datasets``, whose columns are texts (with ``text``), tokens (``input_ids``), or
             features. With ``text`` also ``(texts, labels)``, columns by name, or texts.
         spec: what the program takes.
-        classes, pixels, text, split, sound: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever
-            ``pixels``.
+        classes, pixels, text, split, sound, label, label_separator, missing, columns: as in ``open_dataset``; data sets and
+            arrays by input name are as they are, whatever these are.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
+    check_missing(missing)
+    check_scaling(columns)
+    how: dict[str, Any] = {"missing": missing, "columns": columns, "label_separator": label_separator}
     if isinstance(source, str | Path):
-        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text, split=split, sound=sound)
+        how |= {"label": label, "classes": classes, "pixels": pixels, "text": text, "split": split, "sound": sound}
+        return open_dataset(source, spec, **how)
     group = None if split is None else split.group
     text = as_text(text)
+    of_table: dict[str, Any] = {"separator": label_separator, "missing": missing, "scaling": columns}
     refuse_splits(source)
     if is_columnar(source):
-        return _of_columns(source, spec, classes, text, pixels, split)
+        return _of_columns(source, spec, classes, text, pixels, split, label, of_table)
     if text is not None and not isinstance(source, Dataset):
-        return TextDataset(source, text, spec, classes=classes, group=group)
+        return TextDataset(source, text, spec, label, classes, group=group, separator=label_separator)
+    held = columns_in(source, spec)
+    if held is not None:
+        return table_dataset(held, spec, label, "data", classes, pixels=pixels, split=split, **of_table)
+    if label is not None:
+        raise DataError(f"data: label names the column of a table, and a {type(source).__name__} has none: leave it out")
     if isinstance(source, Mapping):
         for entry in (*spec.data, spec.label, *spec.further_labels):
             array = None if entry is None else source.get(entry.name)
@@ -152,7 +180,7 @@ def as_dataset(
             f"name, with '{group}' among them, or a share, such as 0.2"
         )
     if isinstance(source, tuple) and len(source) == 2:
-        return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
+        return _of_pair(source[0], source[1], spec, classes, pixels, label_separator)
     if isinstance(source, Dataset):
         return source
     raise DataError(
@@ -169,10 +197,6 @@ def _is_cast(array: np.ndarray, entry: Entry) -> bool:
 
 def _remedy(source: object) -> str:
     """What makes data of what other libraries call so, for an error; nothing where that is not known."""
-    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        return (
-            "; of a data frame give its columns of numbers and of labels, (data[['a', 'b']].to_numpy(), data['label'].to_numpy())"
-        )
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
         return "; of a data set of PyTorch give a Trainer its batches, torch.utils.data.DataLoader(data, batch_size=32)"
     return ""
@@ -185,11 +209,88 @@ def _of_columns(
     text: Text | None,
     pixels: PixelsLike | None,
     split: EvalSplit | None,
+    label: str | None,
+    of_table: Mapping[str, Any],
 ) -> Dataset:
     """Make a data set of one of Hugging Face."""
     group = None if split is None else split.group
     if text is not None or TOKENS in source.column_names:
-        return TextDataset(source, text or Text(), spec, classes=classes, group=group)
+        return TextDataset(source, text or Text(), spec, label, classes, group=group, separator=of_table["separator"])
     if (images := image_column(source)) is not None:
+        if label is not None:
+            raise DataError(f"data: label='{label}': of images the column with the classes is found by its name or its feature")
         return ColumnImages(source, images, spec, classes, pixels=pixels, group=group)
-    return columns_dataset(source, spec, classes, pixels, split)
+    return columns_dataset(source, spec, classes, pixels, split, label, of_table)
+
+
+def _of_pair(
+    features: Any,
+    labels: Any,
+    spec: DataSpec,
+    classes: Sequence[str] | None,
+    pixels: PixelsLike | None,
+    separator: str | None,
+) -> ArrayDataset:
+    """Make a data set of features and labels; lists of labels, or texts with a separator, are labels of yes or no."""
+    held = labels if are_lists(labels) else np.asarray(labels)
+    names: tuple[str, ...] | None = None
+    if takes_several(spec.label):
+        if isinstance(held, np.ndarray) and held.dtype.kind in "US" and separator is not None:
+            held = divided(held.tolist(), separator)
+        if are_lists(held):
+            held, names = several_labels(held, "data", classes or spec.described.classes)
+    elif are_lists(held):
+        raise DataError(
+            "data: the labels are lists, and the loss compares with one class, or value, of each sample: give one, or choose the "
+            "loss bce_with_logits, for which several may be right at once"
+        )
+    dataset = spec.dataset(np.asarray(features), np.asarray(held), "data", classes, pixels=pixels)
+    dataset.classes = names or dataset.classes
+    return dataset
+
+
+def columns_in(source: Any, spec: DataSpec | None = None) -> dict[str, np.ndarray] | None:
+    """Return the columns of a table in memory: of a data frame, of an array with names of fields, or by name.
+
+    Args:
+        source: the data.
+        spec: what the program takes; arrays by the names of its only input and label are no columns.
+
+    Returns:
+        Name of a column -> [rows]; None where the data are no table.
+    """
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:
+        return {name: _column(source[name]) for name in source.dtype.names}
+    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
+        return {str(name): _column(source[name].to_numpy()) for name in source.columns}
+    if not isinstance(source, Mapping) or not all(isinstance(name, str) for name in source):
+        return None
+    if len(source) < 2 or (spec is not None and _is_by_input(source, spec)):
+        return None
+    arrays = {name: values if are_lists(values) else np.asarray(values) for name, values in source.items()}
+    lengths = {len(array) for array in arrays.values() if np.ndim(array) or isinstance(array, list)}
+    is_table = len(lengths) == 1 and all(are_lists(array) or np.ndim(array) == 1 for array in arrays.values())
+    return {name: _column(array) for name, array in arrays.items()} if is_table else None
+
+
+def _is_by_input(source: Mapping[str, Any], spec: DataSpec) -> bool:
+    """Return whether arrays are named after inputs; one number for each sample is a column, for an input that takes several."""
+    named = [entry for entry in spec.data if entry.name in source]
+    if len(spec.data) != 1 or not named:
+        return bool(named)
+    (entry,) = named
+    width = math.prod(extent for extent in entry.extents[1:] if isinstance(extent, int))
+    return np.ndim(source[entry.name]) != 1 or width == 1
+
+
+def _column(values: Any) -> np.ndarray:
+    """Return a column as numbers or text; lists of labels as an array of objects."""
+    if are_lists(values):
+        lists = np.empty(len(values), object)
+        for row, labels in enumerate(values):
+            lists[row] = [*labels]
+        return lists
+    array = np.asarray(values)
+    if array.dtype == object and all(isinstance(value, str) for value in array.tolist()):
+        return array.astype(str)
+    return array

@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from burnish.data.data_spec import DataSpec, cast, remedy_of_cast
 from burnish.data.dataset import ArrayDataset, group_values
-from burnish.data.missing_values import Columns, alike_but_for_case, marks_among
+from burnish.data.label_coding import (
+    LABEL_COLUMNS,
+    LabelDescription,
+    are_lists,
+    asks_yes_or_no,
+    divided,
+    label_columns,
+    several_labels,
+)
+from burnish.data.missing_values import AUTO, DROP, ERROR, FILLS, Columns, Missing, alike_but_for_case, marks_among
 from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import PixelsLike
 from burnish.data.splitting import EvalSplit
 from burnish.data.table_coding import TableDescription
-from burnish.errors import DataError
+from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry
 from burnish.settings import suggestion
 
 INPUT_IDS = "input_ids"
-LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
+STANDARDIZE, RAW = "standardize", "raw"
+SCALINGS = (AUTO, STANDARDIZE, RAW)
+FAR = 10.0
+"""A mean or standard deviation above which a line says that a column may be standardized."""
+SHOWN = 3
 
 
-def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> str:
-    """Return the column with the labels: the one asked for, else one with a usual name, such as ``label``, else the last.
-
-    Raises:
-        DataError: there is no such column, or fewer than two columns.
-    """
-    if len(columns) < 2:
-        raise DataError(f"{source}: {len(columns)} columns; a table needs feature columns and a label column")
-    if asked_for is not None:
-        if asked_for not in columns:
-            raise DataError(
-                f"{source}: no column '{asked_for}'{suggestion(asked_for, columns)}; choose among {', '.join(columns)}"
-            )
-        return asked_for
-    return next((name for name in columns if name.lower() in LABEL_COLUMNS), columns[-1])
+def check_scaling(columns: str) -> str:
+    """Return what is asked of columns of numbers; raise ConfigurationError for what there is not."""
+    if columns not in SCALINGS:
+        raise ConfigurationError(
+            f"columns={columns!r} (--columns): give {', '.join(map(repr, SCALINGS))}{suggestion(str(columns), SCALINGS)}"
+        )
+    return columns
 
 
 def table_dataset(
     columns: Mapping[str, np.ndarray],
     spec: DataSpec,
-    label: str | None,
+    label: str | Sequence[str] | None,
     source: str,
     classes: Sequence[str] | None,
     notes: Sequence[str] = (),
     pixels: PixelsLike | None = None,
     split: EvalSplit | None = None,
+    separator: str | None = None,
+    missing: Missing = AUTO,
+    scaling: str = AUTO,
+    coded: TableDescription | None = None,
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
 
@@ -59,61 +69,192 @@ def table_dataset(
     the rows of that part, or is taken over from another part (``ArrayDataset.part``).
 
     Args:
-        columns: by name, [rows].
+        columns: by name.
         spec: what the program takes.
-        label: the column with the labels; None for one with a usual name, or the last.
+        label: the column with the labels, or several with commas between them, whose numbers are values, or yes and no.
         source: what to call the data in an error.
         classes: names of the classes in the order of their indices.
-        notes: what a person should know of the columns.
+        notes: of the file.
         pixels: what is done to arrays of bytes.
+        separator: what stands between several labels of a row, in one column.
+        missing: what becomes of rows with missing values; ``auto`` fills those of features as in training, with the median where
+            columns are standardized, and refuses others.
+        scaling: ``standardize`` numbers, leave them ``raw``, or ``auto``: standardize them for a model with initial weights.
         split: what is to be held out; its column of groups is no feature.
+        coded: of the whole table, for a part that takes its categories from it.
 
     Raises:
         DataError: a feature that is neither a number nor text, no rows, or what does not fit the model.
     """
-    groups, said, named = None, list(notes), source
-    rows = columns.rows if isinstance(columns, Columns) else None
+    said, named, known = list(notes), source, spec.described.labels
+    held = columns if isinstance(columns, Columns) else Columns.of_arrays(columns)
     group = None if split is None else split.group
     if group is not None:
-        groups = group_values(columns.get(group), group, source, ", ".join(map(repr, columns)))
-        columns = {name: column for name, column in columns.items() if name != group}
-    if group is not None and group == label:
-        raise DataError(f"{source}: '{group}' is the column with the labels, and cannot say which rows belong together too")
-    chosen = label_column(list(columns), label, source)
-    if label is None and chosen.lower() not in LABEL_COLUMNS:
-        _check_guessed(columns[chosen], chosen, spec, source)
-        said.append(f"no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)")
-        source = f"{source} (with the last column, '{chosen}', as label)"
-    rows = [f"row {row}" for row in range(len(columns[chosen]))] if rows is None else rows
-    features = Columns({name: column for name, column in columns.items() if name != chosen}, rows)
+        group_values(held.get(group), group, source, ", ".join(map(repr, held)))
+        if group == label:
+            raise DataError(f"{source}: '{group}' is the column with the labels, and cannot say which rows belong together too")
+    chosen = label_columns([name for name in held if name != group], label, source, known)
+    is_known = known is not None and chosen == known.columns
+    if label is None and not is_known and chosen[0].lower() not in LABEL_COLUMNS:
+        _check_guessed(held[chosen[0]], chosen[0], spec, source)
+        said.append(f"no column is called label, y or target; '{chosen[0]}', the last, is taken for the label (--label: another)")
+        source = f"{source} (with the last column, '{chosen[0]}', as label)"
+    if is_known and known is not None:
+        separator = separator or known.separator
+    no_features = chosen if group is None else (*chosen, group)
+    held, dropped = settled(held, no_features, missing, separator is not None, named)
+    groups = None if group is None else group_values(held[group], group, source, "")
+    held = held.only([name for name in held if name != group])
+    said += dropped
+    begun, columns, features = tuple(said), held, held.only([name for name in held if name not in chosen])
     if spec.label is not None:
-        _check_held(Columns({chosen: columns[chosen]}, rows), {chosen: spec.label}, named)
-    table = spec.described.table or TableDescription.of(features, spec.data, source)
+        _check_held(held.only(chosen), dict.fromkeys(chosen, spec.label), named)
+    table, doubts = _described(features, spec, source, missing, scaling, coded)
     filled, unseen = filled_inputs(features, spec, source, table)
     said += unseen
-    if table is not None and table is not spec.described.table:
-        said.append(table.text())
+    if table is not None and table is not spec.described.table and (text := table.text()):
+        said.append(text)
+    said += doubts
     if len(spec.data) > 1 and (rest := [name for name in features if name not in filled]):
         said.append(f"no input reads the columns {', '.join(map(repr, rest))}")
-    if columns[chosen].dtype.kind in "US":
-        names = np.unique(columns[chosen].astype(str)).tolist()
-        said += [*alike_but_for_case(names), *marks_among(names)]
+    labels, names = _labels({name: columns[name] for name in chosen}, spec, source, classes, separator)
+    if labels.dtype.kind in "US":
+        occurring = np.unique(labels.astype(str)).tolist()
+        said += [*alike_but_for_case(occurring), *marks_among(occurring)]
     note = f"{named}: {'; '.join(said)}" if said else None
-    dataset = spec.dataset(filled, columns[chosen], source, classes, note, pixels, table)
-    dataset.by, dataset.groups = f"'{chosen}'", groups
+    dataset = spec.dataset(filled, labels, source, classes, note, pixels, table)
+    is_float = spec.label is not None and spec.label.dtype.is_floating_point()
+    if is_float:
+        dataset.classes, dataset.labels = names, LabelDescription(chosen, separator if names and len(chosen) == 1 else None)
+    dataset.by, dataset.groups = " and ".join(f"'{name}'" for name in chosen), groups
     if split is None:
         return dataset
     trained = dataset.classes if classes is None else classes
+    how: dict[str, Any] = {"separator": separator, "missing": missing, "scaling": scaling}
 
     def part(indices: np.ndarray, like: DataDescription | None) -> ArrayDataset:
-        own = Columns({name: column[indices] for name, column in columns.items()}, [rows[index] for index in indices])
-        known = DataDescription(table=None if table is None else table.refitted(own)) if like is None else like
-        made = table_dataset(own, spec.like(known), chosen, named, trained, (), pixels)
-        made.note = note if like is None else None
+        own = held.part(indices)
+        if like is None:
+            return table_dataset(own, spec, chosen, named, trained, begun, pixels, **how, coded=table)
+        made = table_dataset(own, spec.like(like), chosen, named, trained, (), pixels, **how)
+        made.note = None
         return made
 
     dataset.remade = part
     return dataset
+
+
+def settled(
+    columns: Columns, labels: Collection[str], missing: Missing, has_lists: bool, source: str
+) -> tuple[Columns, list[str]]:
+    """Return columns of which rows with missing values are left out, or those of features alone are there yet; and notes.
+
+    Args:
+        columns: of the table.
+        labels: which of them are labels; where one is missing, nothing fills it.
+        missing: the policy.
+        has_lists: whether a text holds several labels, and an empty one none.
+        source: what to call the data in an error.
+
+    Raises:
+        DataError: a label is missing, or any value where the policy is ``error``.
+    """
+    if has_lists:
+        texts = [name for name in labels if columns[name].dtype.kind in "US"]
+        gaps = {name: mask for name, mask in columns.gaps.items() if name not in texts}
+        columns = Columns(columns, columns.rows, gaps, columns.cells)
+    if missing in (ERROR, DROP):
+        return columns.without_gaps(missing, source)
+    columns.refuse_gaps(labels, source)
+    return columns, []
+
+
+def _described(
+    features: Columns, spec: DataSpec, source: str, missing: Missing, scaling: str, coded: TableDescription | None
+) -> tuple[TableDescription | None, list[str]]:
+    """Return how the columns are coded, as in training or as their own statistics say, and what is to be said of it.
+
+    Args:
+        features: the columns.
+        spec: what the program takes.
+        source: what to call the data in an error.
+        missing, scaling: as ``table_dataset`` takes them.
+        coded: of the whole table, where these are a part of its rows: they have the categories of that.
+    """
+    known = spec.described.table
+    if known is not None:
+        if known.in_model and scaling == STANDARDIZE:
+            return known, ["columns: the model itself does to raw columns what was done in its training, and they stay raw"]
+        if scaling != AUTO and (scaling == STANDARDIZE) != bool(known.scales) and not known.in_model:
+            return known, [f"columns: as the model was trained, and not {scaling}: its statistics are kept with it"]
+        return known, []
+    is_auto = scaling == AUTO and spec.is_training and spec.described.is_initial
+    standardizes = scaling == STANDARDIZE or is_auto
+    if standardizes and len(spec.data) == 1:
+        reason = _why_raw(spec.data[0], spec)
+        if reason is not None and scaling == STANDARDIZE:
+            raise DataError(f"{source}: columns='standardize' (--columns): {reason}: leave it out")
+        standardizes = reason is None
+    fill = missing if missing in FILLS else "median" if standardizes and missing == AUTO else None
+    table = TableDescription.of(features, spec.data, source, standardizes, fill, coded)
+    if table is None or not table.fills:
+        features.refuse_gaps([*features], source)
+    if standardizes or scaling == RAW or not spec.is_training:
+        return table, []
+    entries = {entry.name: entry for entry in spec.data} if len(spec.data) != 1 else dict.fromkeys(features, *spec.data)
+    large = [
+        f"'{name}' ({column.astype(np.float64).mean():.3g}, {column.astype(np.float64).std():.3g})"
+        for name, column in features.items()
+        if name in entries and entries[name].dtype.is_floating_point() and column.ndim == 1 and column.dtype.kind in "iuf"
+        if len(column) and max(abs(column.astype(np.float64).mean()), column.astype(np.float64).std()) > FAR
+    ]
+    if not large:
+        return table, []
+    more = f" and {len(large) - SHOWN} more" if len(large) > SHOWN else ""
+    return table, [
+        f"numbers go in as they are, and the scale of {', '.join(large[:SHOWN])}{more} (mean, standard deviation) is far from 1: "
+        "where the model was not trained on them so, standardize them (columns='standardize', --columns standardize)"
+    ]
+
+
+def _why_raw(entry: Entry, spec: DataSpec) -> str | None:
+    """Return why the columns of a model's only input cannot be standardized, in words; None where they can."""
+    if not entry.dtype.is_floating_point():
+        return f"the input '{entry.name}' takes {entry.dtype.name}, and standardized numbers are floating-point"
+    if entry.name in spec.axes:
+        return f"the input '{entry.name}' has its samples along another axis than the first"
+    return None
+
+
+def _labels(
+    columns: Mapping[str, np.ndarray], spec: DataSpec, source: str, classes: Sequence[str] | None, separator: str | None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return the labels that columns hold, [rows] or [rows, labels], and the names of labels of yes or no.
+
+    Raises:
+        DataError: several columns for a loss of one class, or one of them is text.
+    """
+    (first, column), *others = columns.items()
+    is_of_lists = are_lists(column)
+    if not others and not is_of_lists and (separator is None or column.dtype.kind not in "US"):
+        return column, None
+    if spec.label is None or not spec.label.dtype.is_floating_point():
+        what = f"the label columns {', '.join(map(repr, columns))}" if others else f"several labels in the column '{first}'"
+        raise DataError(
+            f"{source}: {what} are values, or yes and no, and the loss compares with one class: name one column with the class "
+            "(--label), or choose a loss of values, such as mse, or of yes and no, bce_with_logits"
+        )
+    if not others:
+        rows = column.tolist() if is_of_lists else divided(column.tolist(), separator or "")
+        return several_labels(rows, source, classes or spec.described.classes)
+    texts = [name for name, each in columns.items() if each.dtype.kind not in "biuf" or each.ndim != 1]
+    if texts:
+        raise DataError(
+            f"{source}: column '{texts[0]}' is one of several label columns and holds text: give numbers, which are values, or 0 "
+            "and 1, or name one column (--label)"
+        )
+    stacked = np.stack([np.asarray(each, np.float64) for each in columns.values()], axis=1)
+    return stacked, tuple(columns) if asks_yes_or_no(spec.label) else None
 
 
 def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -> None:
@@ -141,15 +282,20 @@ def filled_inputs(
         DataError: columns that do not fit the model, or a value that its input cannot hold.
     """
     entries = {entry.name: entry for entry in spec.data} if len(spec.data) > 1 else dict.fromkeys(features, *spec.data)
+    if table is None:
+        features.refuse_gaps([*features], source)
     _check_held(features, entries, source)
-    features = Columns({name: _as_whole(column, entries.get(name)) for name, column in features.items()}, features.rows)
+    whole = {name: _as_whole(column, entries.get(name)) for name, column in features.items()}
+    features = Columns(whole, features.rows, features.gaps, features.cells)
     if len(spec.data) < 2:
         name = spec.only_data(source).name
         if table is None:
             return {name: feature_matrix(features, source)}, []
-        matrix, notes = table.matrix(features, source)
-        return {name: matrix}, notes
-    columns, notes = columns_by_input(features, spec, source), []
+        matrix, said = table.matrix(features, source, *spec.data)
+        return {name: matrix}, said
+    notes: list[str] = []
+    features = features if table is None else table.filled(features, source, notes)
+    columns = columns_by_input(features, spec, source)
     if table is not None:
         for entry in spec.data:
             columns[entry.name], unseen = table.column(columns[entry.name], entry, source)
@@ -187,6 +333,8 @@ def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: 
         DataError: there is none for an input.
     """
     missing = next((entry.name for entry in spec.data if entry.name not in columns), None)
+    if missing is not None and spec.described.table is not None:
+        raise DataError(f"{source}: no column '{missing}', which the model was trained on; the columns are {', '.join(columns)}")
     if missing is not None:
         names = ", ".join(f"'{entry.name}'" for entry in spec.data)
         reads_tokens = any(entry.name == INPUT_IDS for entry in spec.data)

@@ -1,23 +1,40 @@
-"""Columns of text in a table as numbers: one index, or a place of its own for each category."""
+"""Columns of a table as a model reads them: categories as indices or places, numbers standardized, missing values filled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from burnish.data.missing_values import Columns
 from burnish.errors import DataError
 from burnish.program import Entry
 from burnish.settings import is_number_text
 from burnish.untrusted_files import memory_excess
+from burnish.validation import is_number
 
 UNSEEN = -1
 SHOWN = 3
 PLACE_BYTES = 8
+CONSTANT_SPREAD = 1e-12
+"""A standard deviation below that part of the mean is rounding, of a column that is constant."""
+
+
+class Scale(NamedTuple):
+    """How numbers are scaled: ``(x - mean) * factor``; the factor of a column that was constant in training is 0."""
+
+    mean: float
+    factor: float
+
+    def applied(self, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Return scaled numbers, by the operations and in the dtype in which an exported file does it: equal to the last bit."""
+        mean, factor = np.asarray(self.mean, dtype), np.asarray(self.factor, dtype)
+        with np.errstate(over="ignore"):
+            return np.asarray((numbers.astype(dtype) - mean) * factor)
 
 
 @dataclass(frozen=True)
@@ -27,38 +44,74 @@ class TableDescription:
     Attributes:
         columns: name and categories of each, the categories sorted; None for a column of numbers.
         one_hot: whether categories of a model's only input have a place each, 1 where it is that one; else each is its index.
+        scales: of each column mean and factor, so that numbers, and indices of categories, become ``(x - mean) * factor``; None
+            for a column that stays as it is. Empty where all do.
+        fills: of each column what stands in the place of a missing value, a number or a category; None where such a value is an
+            error. Empty where it is in all.
+        in_model: whether the model itself codes, scales and fills, so that it takes raw columns.
     """
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
     one_hot: bool = False
+    scales: tuple[Scale | None, ...] = ()
+    fills: tuple[float | str | None, ...] = ()
+    in_model: bool = False
 
     @classmethod
-    def of(cls, features: Mapping[str, np.ndarray], inputs: Sequence[Entry], source: str) -> TableDescription | None:
-        """Return how columns are coded for a model; None where there is no category in what it reads.
+    def of(
+        cls,
+        features: Columns,
+        inputs: Sequence[Entry],
+        source: str,
+        standardizes: bool = False,
+        fill: str | None = None,
+        coded: TableDescription | None = None,
+    ) -> TableDescription | None:
+        """Return how columns are coded for a model; None where nothing is done to what it reads.
 
         Of a model with one input, its number of features decides: as many as there are columns takes indices, as many as there
         are numbers and categories takes places.
 
+        Args:
+            features: the columns; statistics are taken of those of their values that are there.
+            inputs: of the model.
+            source: what to call the data in an error.
+            standardizes: whether numbers become those of mean 0 and standard deviation 1.
+            fill: ``mean``, ``median`` or ``most_frequent``, of the column, stands in the place of a missing number, and the most
+                frequent category in that of a missing text; None: nothing does.
+            coded: of a whole table, whose categories a part of its rows has.
+
         Raises:
-            DataError: the number of features is neither.
+            DataError: the number of features is neither, or a column has no value at all.
         """
-        if len(inputs) != 1:
-            texts = {entry.name for entry in inputs if entry.dtype != ir.DataType.STRING} & features.keys()
-            columns = tuple((name, _categories(column) if name in texts else None) for name, column in features.items())
-            return cls(columns) if any(categories for _, categories in columns) else None
-        columns = tuple((name, _categories(column)) for name, column in features.items())
-        if inputs[0].dtype == ir.DataType.STRING or not any(categories for _, categories in columns):
-            return None
-        places = sum(1 if categories is None else len(categories) for _, categories in columns)
-        takes = _features_of(inputs[0])
-        if takes is not None and takes not in (len(columns), places):
-            coded = ", ".join(f"'{name}' {len(categories)}" for name, categories in columns if categories is not None)
-            raise DataError(
-                f"{source}: the model's input '{inputs[0].name}' takes {takes} numbers, and {len(columns)} columns give "
-                f"{len(columns)} with an index for each category, or {places} with a place for each ({coded} categories): leave "
-                "columns out, encode them yourself, or take a model with that input"
-            )
-        return cls(columns, one_hot=takes != len(columns))
+        entries = {entry.name: entry for entry in inputs} if len(inputs) != 1 else dict.fromkeys(features, *inputs)
+        there = {name: column[~features.gaps[name]] if name in features.gaps else column for name, column in features.items()}
+        read = {name: entry for name, entry in entries.items() if name in there and entry.dtype != ir.DataType.STRING}
+        known = {} if coded is None else dict(coded.columns)
+        columns = tuple(
+            (name, known[name] if name in known else _categories(column) if name in read else None)
+            for name, column in there.items()
+        )
+        one_hot = len(inputs) == 1 and bool(read) and _has_places(columns, inputs[0], source)
+        is_filled = fill is not None and all(there[name].ndim == 1 for name in read)
+        scales, fills = [], []
+        for name, categories in columns:
+            entry, values = read.get(name), there[name]
+            if is_filled and entry is not None and not len(values):
+                raise DataError(f"{source}: column '{name}' has no value in any row: remove it")
+            is_number = entry is not None and entry.dtype.is_floating_point() and not (categories is not None and one_hot)
+            is_place = categories is not None and entry is not None and _features_of(entry) == len(categories) and len(inputs) > 1
+            is_scaled = standardizes and is_number and not is_place and values.ndim == 1
+            numbers = values if categories is None else _indices(values, categories)
+            scales.append(_scale(numbers, raw_dtype(entry)) if is_scaled and entry is not None else None)
+            fills.append(_fill(values, fill, entry) if is_filled and fill is not None and entry is not None else None)
+        made = cls(
+            columns,
+            one_hot,
+            tuple(scales) if any(scale is not None for scale in scales) else (),
+            tuple(fills) if any(value is not None for value in fills) else (),
+        )
+        return made if made.scales or made.fills or any(categories for _, categories in columns) else None
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> TableDescription:
@@ -70,51 +123,112 @@ class TableDescription:
         columns = tuple((name, None if categories is None else tuple(categories)) for name, categories in options["columns"])
         if not all(isinstance(text, str) for name, categories in columns for text in (name, *(categories or ()))):
             raise TypeError("names of columns and categories are texts")
-        if not isinstance(options["one_hot"], bool):
-            raise TypeError(f"one_hot is {options['one_hot']!r}")
-        return cls(columns, options["one_hot"])
-
-    def refitted(self, features: Mapping[str, np.ndarray]) -> TableDescription:
-        """Return the description of a part of the rows: with the same categories, and what is computed of numbers anew.
-
-        Args:
-            features: the columns of the part.
-        """
-        return self
+        in_model = options.get("in_model", False)
+        if not isinstance(options["one_hot"], bool) or not isinstance(in_model, bool):
+            raise TypeError(f"one_hot is {options['one_hot']!r}, and in_model {in_model!r}")
+        read = [None if scale is None else [*map(_finite, scale)] for scale in options.get("scales", ())]
+        fills = tuple(fill if fill is None or isinstance(fill, str) else _finite(fill) for fill in options.get("fills", ()))
+        if any(len(each) not in (0, len(columns)) for each in (read, fills)) or any(
+            scale is not None and len(scale) != len(Scale._fields) for scale in read
+        ):
+            raise ValueError("scales and fills are as many as there are columns")
+        for fill, (_, categories) in zip(fills, columns, strict=bool(fills)):
+            if isinstance(fill, str) and categories is not None and fill not in categories:
+                raise ValueError(f"{fill!r} is no category")
+        scales = tuple(None if scale is None else Scale(*scale) for scale in read)
+        return cls(columns, options["one_hot"], scales, fills, in_model)
 
     def options(self) -> dict[str, Any]:
         """Return the description as JSON-compatible values."""
-        return {
+        written: dict[str, Any] = {
             "columns": [[name, categories and list(categories)] for name, categories in self.columns],
             "one_hot": self.one_hot,
         }
+        if self.scales:
+            written["scales"] = [scale and list(scale) for scale in self.scales]
+        if self.fills:
+            written["fills"] = list(self.fills)
+        return {**written, "in_model": True} if self.in_model else written
+
+    def scale(self, name: str) -> Scale | None:
+        """Return the scale of a column; None where it stays as it is."""
+        names = [each for each, _ in self.columns]
+        return self.scales[names.index(name)] if self.scales and name in names else None
+
+    def fill(self, name: str) -> float | str | None:
+        """Return what stands in the place of a missing value of a column; None where nothing does."""
+        names = [each for each, _ in self.columns]
+        return self.fills[names.index(name)] if self.fills and name in names else None
 
     def text(self) -> str:
-        """Return which columns hold categories, and what becomes of them, in words; and which look like numbers but for some."""
+        """Return what becomes of categories and of numbers, in words, and which categories look like numbers."""
         texts = [(name, categories) for name, categories in self.columns if categories is not None]
         coded = ", ".join(f"'{name}' ({len(categories)})" for name, categories in texts)
-        strays = [stray for name, categories in texts if (stray := _strays(name, categories)) is not None]
-        return "; ".join([f"categories {'have a place each' if self.one_hot else 'become indices'}: {coded}", *strays])
+        said = [f"categories {'have a place each' if self.one_hot else 'become indices'}: {coded}"] if texts else []
+        scaled = [name for name, _ in self.columns if self.scale(name) is not None]
+        if scaled:
+            said.append(f"columns are standardized with mean and standard deviation of the training data: {_some(scaled)}")
+        constant = [name for name in scaled if (scale := self.scale(name)) is not None and scale.factor == 0]
+        if constant:
+            said.append(
+                f"{_some(constant)} {'is' if len(constant) == 1 else 'are'} constant in the training data, and 0 from here on"
+            )
+        return "; ".join([*said, *(stray for name, categories in texts if (stray := _strays(name, categories)) is not None)])
 
-    def matrix(self, features: Mapping[str, np.ndarray], source: str) -> tuple[np.ndarray, list[str]]:
+    def filled(self, features: Columns, source: str, notes: list[str]) -> Columns:
+        """Return columns with values in the place of those that are missing; ``notes`` gets which were filled, and with what.
+
+        Raises:
+            DataError: one is missing of a column that has nothing for it.
+        """
+        mine = dict(self.columns)
+        unfilled = [name for name in features.gaps if name in mine and self.fill(name) is None]
+        features.refuse_gaps(unfilled, source)
+        held, said = dict(features), []
+        for name, mask in features.gaps.items():
+            value = self.fill(name)
+            if name not in mine or value is None:
+                continue
+            column = held[name]
+            if isinstance(value, str):
+                column = column.astype(np.result_type(column.dtype, np.array(value).dtype))
+            elif column.dtype.kind != "f" and not value.is_integer():
+                column = column.astype(np.float64)
+            held[name] = np.where(mask, np.asarray(value, column.dtype), column)
+            said.append(
+                f"{int(mask.sum()):,} of '{name}' by {value!r}"
+                if isinstance(value, str)
+                else f"{int(mask.sum()):,} of '{name}' by {value:.6g}"
+            )
+        if said:
+            more = f" and {len(said) - SHOWN} more columns" if len(said) > SHOWN else ""
+            notes.append(f"missing values are filled: {', '.join(said[:SHOWN])}{more}")
+        return Columns(held, features.rows)
+
+    def matrix(self, features: Columns, source: str, entry: Entry) -> tuple[np.ndarray, list[str]]:
         """Return the features of a model's only input, [rows, features], and what is to be said of categories not seen before.
 
         A category that training did not have is at no place, or has the index -1.
 
         Raises:
-            DataError: a column is missing, or holds text where the model was trained on numbers; or places for all categories
-                take too much memory.
+            DataError: a column or a value is missing, or a column holds text where the model was trained on numbers; or places
+                for all categories take too much memory.
         """
         self._check_memory(features, source)
-        parts, notes = [], []
+        parts, notes, dtype = [], list[str](), raw_dtype(entry)
+        features = self.filled(features, source, notes)
         for name, categories in self.columns:
             column = _column(features, name, categories, source)
+            scale = None if self.in_model else self.scale(name)
             if categories is None:
-                parts.append(column[:, None].astype(np.int64 if np.can_cast(column.dtype, np.int64) else np.float64))
-                continue
-            indices = _indices(column, categories)
-            notes += _unseen_note(name, column, indices)
-            parts.append((indices[:, None] == np.arange(len(categories))).astype(np.int64) if self.one_hot else indices[:, None])
+                whole = scale is None and np.can_cast(column.dtype, np.int64)
+                part = column[:, None].astype(np.int64) if whole else column[:, None].astype(np.float64)
+            else:
+                indices = _indices(column, categories)
+                notes += _unseen_note(name, column, indices)
+                places = (indices[:, None] == np.arange(len(categories))).astype(np.int64)
+                part = places if self.one_hot else indices[:, None]
+            parts.append(part if scale is None else scale.applied(part, dtype))
         return np.concatenate(parts, axis=1), notes
 
     def _check_memory(self, features: Mapping[str, np.ndarray], source: str) -> None:
@@ -134,8 +248,12 @@ class TableDescription:
             DataError: a category that training did not have, and an input without a row to spare.
         """
         categories = dict(self.columns).get(entry.name)
+        scale = None if self.in_model else self.scale(entry.name)
         if categories is None:
-            return column, []
+            return column if scale is None else scale.applied(column, raw_dtype(entry)), []
+        if self.in_model:
+            known = _indices(column.astype(str), categories)
+            return column.astype(str), _unseen_note(entry.name, column, known)
         indices = _indices(column.astype(str), categories)
         notes = _unseen_note(entry.name, column, indices)
         if entry.dtype.is_floating_point() and len(categories) > 1 and _features_of(entry) == len(categories):
@@ -147,7 +265,66 @@ class TableDescription:
                     f"{source}: {notes[0]}, and the input '{entry.name}' has no row to spare for them; leave these rows out"
                 )
             indices = np.where(indices == UNSEEN, spare, indices)
-        return indices, notes
+        return indices if scale is None else scale.applied(indices, raw_dtype(entry)), notes
+
+
+def _has_places(columns: Sequence[tuple[str, tuple[str, ...] | None]], entry: Entry, source: str) -> bool:
+    """Return whether categories have a place each in a model's only input.
+
+    Raises:
+        DataError: the input takes another number of features.
+    """
+    if not any(categories for _, categories in columns):
+        return False
+    places = sum(1 if categories is None else len(categories) for _, categories in columns)
+    takes = _features_of(entry)
+    if takes is not None and takes not in (len(columns), places):
+        coded = ", ".join(f"'{name}' {len(categories)}" for name, categories in columns if categories is not None)
+        raise DataError(
+            f"{source}: the model's input '{entry.name}' takes {takes} numbers, and {len(columns)} columns give "
+            f"{len(columns)} with an index for each category, or {places} with a place for each ({coded} categories): leave "
+            "columns out, encode them yourself, or take a model with that input"
+        )
+    return takes != len(columns)
+
+
+def raw_dtype(entry: Entry) -> np.dtype:
+    """Return the dtype that raw columns are read and scaled in for an input: float32, or float64 where the input has it."""
+    return np.dtype(np.float64 if entry.dtype == ir.DataType.DOUBLE else np.float32)
+
+
+def _scale(numbers: np.ndarray, dtype: np.dtype) -> Scale:
+    """Return the scale of a column, by statistics in float64; of a constant one the factor is 0."""
+    values = numbers.astype(np.float64)
+    size = np.abs(values).max(initial=0.0) or 1.0  # squares of large numbers would not be finite
+    mean = (values / size).mean() if len(values) else 0.0
+    std = np.sqrt(((values / size - mean) ** 2).mean()) * size if len(values) else 0.0
+    mean *= size
+    with np.errstate(over="ignore", divide="ignore"):
+        factor = np.asarray(1 / std if std > abs(mean) * CONSTANT_SPREAD else 0.0).astype(dtype)
+    return Scale(float(np.asarray(mean).astype(dtype)), float(factor) if np.isfinite(factor) else 0.0)
+
+
+def _fill(values: np.ndarray, fill: str, entry: Entry) -> float | str:
+    """Return what stands in the place of a missing value; a whole number for an input of integers."""
+    if values.dtype.kind in "US" or fill == "most_frequent" or not entry.dtype.is_floating_point():
+        different, counts = np.unique(values, return_counts=True)
+        most = different[counts.argmax()]
+        return str(most) if values.dtype.kind in "US" else float(most)
+    numbers = values.astype(np.float64)
+    size = np.abs(numbers).max() or 1.0
+    value = (numbers / size).mean() * size if fill == "mean" else np.median(numbers)
+    return float(np.asarray(value).astype(raw_dtype(entry)))
+
+
+def _finite(number: Any) -> float:
+    if not is_number(number):
+        raise TypeError(f"{number!r} is no finite number")
+    return float(number)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _categories(column: np.ndarray) -> tuple[str, ...] | None:

@@ -16,7 +16,8 @@ from burnish.data.digits import digits_arrays
 from burnish.data.formats import FORMATS, check_pixels, check_sound, check_text, format_of, read_table
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
-from burnish.data.missing_values import PREDICTED
+from burnish.data.label_coding import LABEL_COLUMNS
+from burnish.data.missing_values import KEPT, PREDICTED
 from burnish.data.numpy_files import MappedArrays, npz_inputs
 from burnish.data.preprocessing import PixelsLike, Preprocessing
 from burnish.data.sound.dataset import UNREAD as UNREAD_SOUNDS
@@ -24,7 +25,7 @@ from burnish.data.sound.dataset import SoundFiles
 from burnish.data.sound.settings import SoundLike
 from burnish.data.sound.wav import SUFFIX as WAV
 from burnish.data.sources import read_data
-from burnish.data.table import LABEL_COLUMNS, filled_inputs
+from burnish.data.table import filled_inputs
 from burnish.data.tar_shards import read_samples
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
@@ -152,7 +153,8 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
 
     table = spec.described.table
-    columns, notes = read_table(Path(source), PREDICTED, lambda names: unread_columns(names, spec, label, str(source)))
+    policy = KEPT if table is not None and table.fills else PREDICTED
+    columns, notes = read_table(Path(source), policy, lambda names: unread_columns(names, spec, label, str(source)))
     doubt = [note for note in notes if note.startswith(HEADER)]
     filled, unseen = filled_inputs(columns, spec, str(source), table)
     return filled, doubt + unseen
@@ -173,10 +175,16 @@ def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, sour
     takes = _columns_taken(spec)
     if takes is not None:
         return set(names) - takes
-    if label is not None and label not in names and (len(names), True) != _features_taken(spec, source):
-        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
-    chosen = label if label in names else _guessed_label(names, spec, source)
-    return () if chosen is None else {chosen}
+    known = spec.described.labels
+    asked = () if label is None else (label,) if label in names else tuple(name.strip() for name in label.split(","))
+    missing = next((name for name in asked if name not in names), None)
+    if missing is not None and (len(names), True) != _features_taken(spec, source):
+        raise DataError(f"{source}: no column '{missing}'; the columns are {', '.join(names)}")
+    labels = {*asked} & {*names} or ({*known.columns} & {*names} if known is not None and not asked else set())
+    if labels:
+        return labels
+    guessed = _guessed_label(names, spec, source)
+    return () if guessed is None else {guessed}
 
 
 def _columns_taken(spec: DataSpec) -> set[str] | None:

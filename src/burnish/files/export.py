@@ -20,7 +20,7 @@ from burnish.files.file_writing import file_path, replacing
 from burnish.files.metadata import TRAINING, objective_entry
 from burnish.files.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
-from burnish.graph.annotations import OBJECTIVE
+from burnish.graph.annotations import INITIAL, OBJECTIVE
 from burnish.graph.stage import Pass, Stage, rewrite
 from burnish.graph.uses import remove_unused
 from burnish.importer.classical import restore_zip_maps
@@ -105,6 +105,7 @@ def export_inference(
     for entry in (TRAINING, DIGEST):  # where the source was a program in one file, which this is not
         model.metadata_props.pop(entry, None)
     OBJECTIVE.remove(model)
+    INITIAL.remove(model)
     model.metadata_props.update({**objective_entry(program.options), **(metadata or {})})
     graph = model.graph
     _make_initializers(graph, needed)

@@ -53,6 +53,19 @@ def _check_batch_size(size: Any) -> int:
     return int(size)
 
 
+def _check_missing(missing: str) -> str:
+    from burnish.data.missing_values import check_missing
+
+    check_missing(missing)
+    return missing
+
+
+def _check_columns(columns: str) -> str:
+    from burnish.data.table import check_scaling
+
+    return check_scaling(columns)
+
+
 def _check_quantize(asked: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     from burnish.finetuning.quantization import Quantization
 
@@ -178,9 +191,11 @@ class FinetuneOptions(TuningOptions):
             found: any values of the model, by name.
         sample_axis: along which axis of the model's inputs the samples stand, as ``burnish.compile`` takes it; the tuned file
             keeps it.
-        loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
+        loss: in place of the one that fits: cross-entropy of classes and masks, ``mse`` of values, ``bce_with_logits`` of labels
+            of yes or no, of a detector the one that is found. It decides what is learned: ``cross_entropy`` of numbers that were
+            taken for values takes them for classes.
         metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
-        label, image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them.
+        label, label_separator, image_size, pixels, text, sound, missing, columns: as ``burnish.data.open_dataset`` takes them.
         train_on: of texts that a language model learns, the tokens that count, as ``burnish.data.Text`` takes it.
     """
 
@@ -199,12 +214,25 @@ class FinetuneOptions(TuningOptions):
     device: str | None = same_option(RunOptions, "device", help=None)
     threads: int | None = same_option(RunOptions, "threads", help=None)
     label: str | None = option(None)
+    label_separator: str | None = option(None)
     image_size: tuple[int, int] | None = option(None)
     pixels: PixelsLike | None = option(None)
     text: TextLike | None = option(None)
     train_on: str | None = same_option(Text, "train_on", help=None)
     sound: SoundLike | None = same_option(SoundOptions, "sound", help=None)
-    missing: str = option("error")
+    missing: str = option(
+        "auto",
+        check=_check_missing,
+        help="Missing values of a table: error, drop (leave rows out), mean, median, most_frequent, or auto.\n\n"
+        "auto: fill them as in training, with the median of standardized columns, and else error.",
+        metavar="HOW",
+    )
+    columns: str = option(
+        "auto",
+        check=_check_columns,
+        help="Number columns of a table: standardize, raw, or auto (standardized if the model's weights are initial).",
+        metavar="HOW",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,7 +259,8 @@ class FinetuneOptions(TuningOptions):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that data are opened with."""
-        options = {name: getattr(self, name) for name in ("label", "image_size", "pixels", "text", "sound", "missing")}
+        names = ("label", "label_separator", "image_size", "pixels", "text", "sound", "missing", "columns")
+        options = {name: getattr(self, name) for name in names}
         return options if self.train_on is None else {**options, "text": self._text_with_answers()}
 
     def _text_with_answers(self) -> Text:

@@ -22,18 +22,21 @@ from burnish.data.text.columns import TOKENS
 from burnish.data.text.settings import ASSISTANT, COMPLETION, as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.finetuning.decoders import TRIED_TOKENS, OutputLayer, empty_cache, is_causal, language_output, layers_before
+from burnish.finetuning.labels import innermost
 from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
 from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
-from burnish.finetuning.tasks import LANGUAGE, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
+from burnish.finetuning.targets import Scale, add_output_scale, fold_output_scale, is_near, standardize_head, target_scale
+from burnish.finetuning.tasks import LANGUAGE, SHOWN, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
 from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.sample_axes import find_sample_axes, input_axes
 from burnish.settings import suggestion
-from burnish.surgery import load_peft, lora
-from burnish.surgery.replace_head import with_a_score_for_each_class
+from burnish.surgery import Head, load_peft, lora
+from burnish.surgery.replace_head import settle_biases, with_a_score_for_each_class
 from burnish.training.run_data import fixed_extent, length_of, within_the_model
 
 HEAD = "head"
@@ -161,15 +164,17 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     if batch is not None:
         settle_outputs(model)
     output, seed = options.head_output, options.seed
+    settle_biases(model)
+    known_scale = fold_output_scale(model)
     model = with_a_score_for_each_class(model, output if isinstance(output, str) else None)
     if (language := _language_of(model, data, options)) is not None:
         return _language_transfer(model, language, data, options, batch, bound)
-    task = task_of(model, data, output, options.loss, options.metrics, options.augment)
+    task = task_of(model, data, output, options.loss, options.metrics, options.augment, reading=options.reading)
     old, before = task.head, task.classes
     if task.scores not in (None, before):
         model, task = task.replaced(model, task.scores, seed)
     asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
-    dataset, spec, cut = _opened(_probe(model, task, batch), data, {**options.reading, "split": asked})
+    dataset, spec, cut = _opened(_probe(model, task, batch), task, data, {**options.reading, "split": asked})
     names = _class_names(task, dataset, name_of(data))
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
     _check_occurring(task, spec, occurring, name_of(data))
@@ -181,7 +186,9 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     if _is_drawn(options.head, task, count, names, spec, name_of(data)):
         model, task = task.replaced(model, count, seed)
     is_new = task.head is not old
-    notes = [*_said(task), _said_of_head(task, is_new, before, count, is_of_classes(spec), options.head)]
+    if task.kind in ("values", "questions"):
+        _forget_classes(model)
+    notes = [*_said(task, names), _said_of_head(task, is_new, before, count, is_of_classes(spec), options.head)]
     notes += [] if absent is None else [absent]
     notes += [] if split is None else [split.line, *split.notes]
     layer = task.head
@@ -204,6 +211,9 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
         settle_outputs(model)  # a new head has new shapes
     hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
     layer = task.head_in(model)
+    if task.kind == "values":
+        task, said = _scaled(model, task, layer, target_scale(dataset, spec, name_of(data)), dataset, not is_new, known_scale)
+        notes.insert(0, said)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {options.freeze_until!r} stay as they are, bit for bit")
     made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle, evaluation)
@@ -251,7 +261,7 @@ def _language_transfer(
     asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
     reading = {**options.reading, "text": replace(text, task=learned), "split": asked}
     probe = _probe(model, task, batch)
-    dataset, spec, cut = _opened(probe, data, reading)
+    dataset, spec, cut = _opened(probe, task, data, reading)
     assert isinstance(dataset, TextDataset)
     if learned == "causal" and not is_causal(probe, language.output, dataset.text.length or TRIED_TOKENS):
         raise ConfigurationError(
@@ -312,8 +322,59 @@ def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, 
         )
     if head != AUTO:
         return head == NEW
+    if task.is_other:
+        return True
     # Of numbers nobody knows whether they are the file's; a target for each score is one of the file's own scores.
-    return count != task.classes or (is_of_classes(spec) and (names is None or spec.described.classes != names))
+    known = spec.described.classes
+    differs = names is None or known != names if is_of_classes(spec) else None not in (known, names) and known != names
+    return count != task.classes or differs
+
+
+def _forget_classes(model: ir.Model) -> None:
+    """Let a model of values, or of labels that its data name, say nothing of the classes that it had."""
+    for annotation in (CLASSES, CLASS_NUMBERS):
+        annotation.remove(model)
+
+
+def _scaled(
+    model: ir.Model, task: Task, head: AnyHead, scale: Scale, dataset: Dataset, keeps: bool, known: Scale | None
+) -> tuple[Task, str]:
+    """Let a model learn standardized values and give them in their own units; return the task, and a line on it.
+
+    Args:
+        model: the model, changed in place.
+        task: what it learns.
+        head: the layer with the values.
+        scale: of the targets.
+        dataset: that has them.
+        keeps: whether the head is the file's own.
+        known: the scale of what the file was trained on. Where that is another, as of values in another unit, its head goes on to
+            give standardized ones.
+    """
+    assert isinstance(head, Head)
+    mean, std = scale
+    if keeps and known is not None and not is_near(known, scale):
+        standardize_head(head, known)
+        keeps = False
+    labels = DataDescription.of(dataset).labels
+    names = [f"'{name}'" for name in labels.columns] if labels is not None else []
+    of = f" of {', '.join(names)}" if names else ""
+    told = f"task: values{of}, as {task.reason}: {innermost(task.loss).name} of '{head.output}', {', '.join(task.metrics)}"
+    if not add_output_scale(model, head, mean, std, keeps):
+        return task, f"{told}; targets are learned as they are, as something behind the head bounds what it gives"
+    numbers = [f"mean {one:.4g}, standard deviation {other:.4g}" for one, other in zip(mean[:SHOWN], std[:SHOWN], strict=True)]
+    more = f" and {len(mean) - SHOWN} more" if len(mean) > SHOWN else ""
+    loss = task.loss
+    sizes: dict[str, Any] = {"mean": mean.tolist(), "std": std.tolist()}
+    if isinstance(loss, losses.Mixed):
+        loss = replace(loss, loss=losses.standardized(loss.loss, **sizes))
+    else:
+        loss = losses.standardized(loss, **sizes)
+    line = (
+        f"{told}; targets are standardized for training ({'; '.join(numbers)}{more}), and the file gives values in their own "
+        "units. Where they are classes, say so (loss='cross_entropy', --loss cross_entropy)"
+    )
+    return replace(task, loss=loss), line
 
 
 def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | None:
@@ -358,6 +419,11 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
     if not is_new and choice == KEEP:
         others = f" for {before} classes, of which the data have {count}" if count < before else ""
         return f"head: {layers} stays{others}, as head='keep' (--head keep) says"
+    if task.kind == "values":
+        values = f"{task.classes} value{'s' * (task.classes != 1)}"
+        if not is_new:
+            return f"head: {layers} stays, as the file gives {values} for each sample"
+        return f"head: {task.called} drawn anew for {values}; the file had {before}"
     if has_classes and not is_new:
         return f"head: {layers} stays, as the file's {task.classes} classes are those of the data"
     if not is_new:
@@ -368,11 +434,17 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
     return f"head: {task.called} drawn anew for {what}; the file had {before}{same if choice == AUTO else ''}"
 
 
-def _said(task: Task) -> list[str]:
+def _said(task: Task, names: Sequence[str] | None = None) -> list[str]:
     """What is said of a task that is not plain."""
     notes = []
     outputs = [task.outputs] if isinstance(task.outputs, str) else task.outputs
-    if task.kind != "classes":
+    if task.kind == "questions":
+        which = f" ({', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)})" if names else ""
+        notes.append(
+            f"task: yes or no for each of {task.classes} labels{which}, as {task.reason}: {task.loss.name} of '{task.outputs}', "
+            f"{', '.join(task.metrics)}"
+        )
+    elif task.kind not in ("classes", "values"):
         of_pixels = "yes or no for each pixel" if task.is_yes_or_no else "a class for each pixel"
         what = of_pixels if task.kind == "masks" else "boxes of objects"
         read = " and ".join(f"'{name}'" for name in outputs)
@@ -434,9 +506,9 @@ def folding_said() -> Iterator[None]:
         yield
 
 
-def _opened(probe: Program, data: DataSource, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
+def _opened(probe: Program, task: Task, data: DataSource, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
     """The data, what the model takes of them, and a line that says so where texts are longer."""
-    spec = _unbounded(DataSpec.by(probe))
+    spec = _unbounded(DataSpec.by(probe), task)
 
     def opened(text: Text) -> Dataset:
         return open_source(data, spec, **{**options, "text": text})
@@ -445,8 +517,15 @@ def _opened(probe: Program, data: DataSource, options: Mapping[str, Any]) -> tup
     return dataset, spec, cut
 
 
-def _unbounded(spec: DataSpec) -> DataSpec:
-    return spec if spec.label is None else replace(spec, label=replace(spec.label, maximum=None))
+def _unbounded(spec: DataSpec, task: Task) -> DataSpec:
+    """Return what a model takes whose head is not settled: any number of classes, or of values for each sample."""
+    if spec.label is None:
+        return spec
+    if task.kind in ("values", "questions"):
+        if len(spec.label.extents) != 2:
+            return spec
+        return replace(spec, label=replace(spec.label, shape=(spec.label.extents[0], "values")))
+    return replace(spec, label=replace(spec.label, maximum=None))
 
 
 def _trainable(model: ir.Model, outputs: str | Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,15 @@ from burnish.errors import ConfigurationError, DataError
 from burnish.files.metadata import read_objective
 from burnish.finetuning.decoders import OutputLayer, output_layer
 from burnish.finetuning.detectors import find_detector
-from burnish.graph import FLOATING
-from burnish.losses.base import SIGMOID
+from burnish.finetuning.labels import VALUES, asks_yes_or_no, kind_of, labels_of
+from burnish.graph import FLOATING, Builder, replace_node
 from burnish.losses.ctc import ConnectionistTemporalClassification
 from burnish.losses.detection import DetectionLoss
 from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
 
-Kind = Literal["classes", "masks", "objects", "tokens"]
+Kind = Literal["classes", "values", "questions", "masks", "objects", "tokens"]
 LANGUAGE: Kind = "tokens"
 CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
 CLASSES_OF_PLACES = "cross_entropy:class_axis=-1"
@@ -38,13 +38,14 @@ SHOWN = 5
 """How many of several classes a line names."""
 METRICS: dict[Kind, tuple[str, ...]] = {
     "classes": ("accuracy",),
+    "values": ("mean_absolute_error", "r2"),
+    "questions": ("f1:macro", "accuracy"),
     "masks": ("mean_iou", "pixel_accuracy"),
     "objects": ("coco_map", "coco_map:0.5"),
     "tokens": ("perplexity", "accuracy"),
 }
 AnyHead = Head | ClassLayers | OutputLayer
-VALUES = (losses.MeanSquaredError, losses.MeanAbsoluteError, losses.Huber, losses.SmoothL1)
-"""Losses of values, which have no classes."""
+MEAN_SQUARED_ERROR = "mse"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Task:
     """What a model learns.
 
     Attributes:
-        kind: ``classes`` of samples, ``masks`` of pixels, ``objects`` with boxes, ``tokens`` of a language.
+        kind: ``classes`` of samples, ``values``, ``questions`` of yes or no, ``masks`` of pixels, ``objects`` with boxes, or
+            ``tokens`` of a language.
         head: the layer, or for objects the layers, that the classes come from; of a language model the layer that gives a score
             for each token, which is kept.
         outputs: what the loss reads.
@@ -62,6 +64,8 @@ class Task:
         is_yes_or_no: whether each score is a question of its own.
         scores: of masks, how many scores the loss reads of each pixel; None: as many as the file gives.
         doubt: what was taken for granted that neither file nor data tell, in words; None where there is nothing.
+        reason: why values, or questions, are learned, in words; None for other kinds.
+        is_other: whether something behind the head, such as a softmax, was taken out, so that the head is of no use as it is.
     """
 
     kind: Kind
@@ -73,6 +77,8 @@ class Task:
     is_yes_or_no: bool = False
     scores: int | None = None
     doubt: str | None = None
+    reason: str | None = None
+    is_other: bool = False
 
     @property
     def classes(self) -> int:
@@ -116,8 +122,9 @@ class Task:
         """
         if spec.label is None:
             raise DataError("the data give no labels: fine-tuning learns classes")
-        if not is_of_classes(spec):  # one target for each score, and these are as many as the file has
-            return list(range(self.classes))
+        if not is_of_classes(spec):  # one target for each score
+            width = dataset.batch(np.arange(1))[spec.label.name].shape[1:]
+            return list(range(width[0] if len(width) == 1 else self.classes))
         # Of a CTC the head has a class of no label too, wherever it is numbered.
         classes = {self.loss.blank} if isinstance(self.loss, ConnectionistTemporalClassification) else set()
         for begin in range(0, len(dataset), 1024):
@@ -161,16 +168,18 @@ def task_of(
     metrics: Sequence[str] | None = None,
     augment: str | ImageAugmentation | None = None,
     language: OutputLayer | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Task:
     """Tell what a canonical model is to learn from data.
 
     Args:
-        model: the model.
-        data: objects in the form of COCO or VOC, pictures and masks, or anything else with classes.
+        model: the model; what stands behind the head of one that is to give values is taken out of it.
+        data: objects in the form of COCO or VOC, pictures and masks, or anything else with classes, values or yes and no.
         output: what the loss reads: of a detector boxes and scores.
         loss, metrics: in place of those that fit.
         augment: MixUp and CutMix of it become part of the loss.
         language: the output layer of a language model, if the data are texts that it is to learn.
+        reading: the options that the data are opened with.
 
     Raises:
         ConfigurationError: the model has no head for such data, or what must be said of it.
@@ -192,12 +201,17 @@ def task_of(
         raise ConfigurationError(f"head_output: the classes come from one output, not from {list(output)}: name that one")
     else:
         head = find_head(model, output or output_of(model))
-        task = _masks(model, head, loss, path) if kind == "masks" else _classes(model, head, loss)
+        if kind == "masks":
+            task = _masks(model, head, loss, path)
+        else:
+            asked = None if loss is None else losses.get(loss)
+            learned, reason = kind_of(labels_of(data, reading or {}), asked, head.classes)
+            task = _classes(model, head, asked) if learned == "classes" else _numbers(model, head, asked, learned, reason)
     if metrics is not None:
         task = replace(task, metrics=tuple(metrics))
     changes = None if augment is None else read_augmentation(augment)
     if changes is not None and changes.mixes:
-        if task.kind != "classes":
+        if task.kind in ("masks", "objects"):
             raise ConfigurationError(
                 "augment: mixup and cutmix mix samples that have one class each, and these data have masks or objects: leave "
                 "them out; flip is there"
@@ -211,15 +225,54 @@ def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
     # A product has the classes along its last axis: those of each step of a sequence, or of each token.
     is_of_places = loss is None and head.node.op_type == "MatMul" and output is not None and len(output.shape or ()) > 2
     chosen = losses.get(CLASSES_OF_PLACES if is_of_places else CROSS_ENTROPY if loss is None else loss)
-    if isinstance(chosen, VALUES):
-        raise ConfigurationError(
-            f"loss: {chosen.name} compares values, and fine-tuning learns classes: train the file with its own outputs, by "
-            f"burnish train --loss {chosen.name}, or burnish.compile and Trainer"
-        )
     # No metric knows the alignments of a CTC: the loss decides which epoch is best.
     metrics = () if isinstance(chosen, ConnectionistTemporalClassification) else METRICS["classes"]
     doubt = f"task: a class for each place of '{head.output}': {CLASSES_OF_PLACES}" if is_of_places else None
     return Task("classes", head, head.output, chosen, metrics, doubt=doubt)
+
+
+def _numbers(
+    model: ir.Model, head: Head, loss: losses.Loss | None, kind: Literal["values", "questions"], reason: str | None
+) -> Task:
+    """The task of values, or of yes or no: a number of the output for each.
+
+    Raises:
+        ConfigurationError: the output has more than one row for each sample, or is no result of the head alone.
+    """
+    output = next(value for value in model.graph.outputs if value.name == head.output)
+    if kind == "values" and (output.dtype not in FLOATING or output.shape is None or len(output.shape) > 2):
+        raise ConfigurationError(
+            f"finetune: values are to be learned ({reason}), and the output '{head.output}' has shape {output.shape} of "
+            f"{output.dtype}: fine-tuning learns one row of values for each sample, [batch, values]. Train the file with its own "
+            "outputs, by burnish train --loss mse; where the labels are classes, say so (loss='cross_entropy', --loss "
+            "cross_entropy)"
+        )
+    removed = _without_activation(model, head, kind)
+    chosen = losses.get(MEAN_SQUARED_ERROR if kind == "values" else YES_OR_NO) if loss is None else loss
+    metrics = METRICS[kind]
+    if kind == "questions" and (output.shape is None or len(output.shape) < 2):
+        metrics = ("accuracy",)
+    return Task(kind, head, head.output, chosen, metrics, is_yes_or_no=kind == "questions", reason=reason, is_other=bool(removed))
+
+
+def _without_activation(model: ir.Model, head: Head, kind: Literal["values", "questions"]) -> list[str]:
+    """Take out, in place, what makes probabilities of the head's result, and return what that was; a Sigmoid stays for questions.
+
+    For questions a Sigmoid takes the place of a Softmax, so that the file goes on to give probabilities.
+    """
+    removed: list[str] = []
+    value: ir.Value | None = next(value for value in model.graph.outputs if value.name == head.output)
+    while value is not None and (node := value.producer()) is not None and node is not head.node:
+        before = node.inputs[0]
+        if node.op_type in ("Softmax", "LogSoftmax") or (node.op_type == "Sigmoid" and kind == "values"):
+            removed.append(node.op_type)
+            builder = Builder(model.graph, before=node)
+            assert before is not None
+            passed = builder.op("Identity" if kind == "values" else "Sigmoid", builder.tensor(before))
+            replace_node(node, passed)
+            value = passed.value
+        value = before
+    return removed
 
 
 def _is_of_pixels(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> bool:
@@ -271,14 +324,6 @@ def _scores_of_pixels(head: Head, loss: losses.Loss | None, folder: Path) -> tup
     return max(values - {VOID}, default=1) + 1, False
 
 
-def asks_yes_or_no(loss: losses.Loss) -> bool:
-    """Whether a loss takes each element of its prediction for a question of yes or no."""
-    return any(
-        reading.activation == SIGMOID or (reading.takes == "probabilities" and reading.class_axis is None)
-        for reading in loss.readings
-    )
-
-
 def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> Task:
     named = [output] if isinstance(output, str) else output
     if loss is None and named is None:
@@ -324,8 +369,10 @@ def output_of(model: ir.Model) -> str | None:
     return next(iter(heads.values())) if len(heads) == 1 else None
 
 
-OF_FILES = ("label", "image_size", "sound", "missing")
+OF_FILES = ("image_size", "sound")
 """Options of data that are read from files."""
+OF_TABLES = ("label", "label_separator", "missing", "columns")
+"""Options of tables, in files and in memory."""
 
 
 def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, **options: Any) -> Dataset:
@@ -335,7 +382,7 @@ def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | Non
         source: what ``Trainer`` takes, but for batches as they come.
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
-        options: as ``open_dataset`` takes them; of data in memory ``pixels``, ``text`` and ``split``.
+        options: as ``open_dataset`` takes them; of data in memory ``pixels``, ``text`` and ``split``, and what is for tables.
 
     Raises:
         DataError: what cannot be read or does not fit, or comes as batches.
@@ -349,10 +396,11 @@ def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | Non
             "samples and finds a learning rate before it trains: give (x, y), arrays by input name, a data set or a path; or "
             "train on batches by burnish.compile and burnish.Trainer"
         )
-    named = next((name for name in OF_FILES if options.get(name) not in (None, "error")), None)
+    named = next((name for name in OF_FILES if options.get(name) is not None), None)
     if named is not None:
         raise ConfigurationError(f"{named}: that is for data that are read from files, and these lie in memory: leave it out")
-    return as_dataset(source, spec, classes, *map(options.get, ("pixels", "text", "split")))
+    given = {name: options[name] for name in ("pixels", "text", "split", *OF_TABLES) if options.get(name) is not None}
+    return as_dataset(source, spec, classes, **given)
 
 
 def name_of(source: DataSource) -> str:

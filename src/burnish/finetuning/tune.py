@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from burnish import losses
 from burnish.adapters.peft_format import check_names
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec
 from burnish.data.image.augmentation import read_augmentation
+from burnish.data.table_coding import TableDescription
+from burnish.data.table_graph import fed_by
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.files.file_writing import check_output
 from burnish.files.model_file import save_model
@@ -119,6 +121,9 @@ def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Fine
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         run = OneFile(Path(folder), options)
         path, result, accuracies = tune(source, data, options, run)
+        fed = None if run.dataset_table is None else fed_by(path)
+        if fed is not None:
+            run.say(f"{path}: {fed}")
     names = ("engine", "threads", "label", "image_size", "text", "missing")
     opening = {name: getattr(options, name) for name in names}
     return Finetuned(path, result, tuple(run.notes), accuracies, opening)
@@ -288,6 +293,7 @@ class OneFile(Run):
         self._state: Mapping[str, np.ndarray] | None = None
         self._earlier: list[tuple[Mapping[str, Any] | None, Path]] = []
         self._evaluation: Dataset | None = None
+        self._last_export: Callable[[], Path]
 
     def say(self, line: str) -> None:
         self.notes.append(line)
@@ -299,7 +305,14 @@ class OneFile(Run):
         self.plan, self.dataset = planned, dataset
 
     def end(self, figures: Mapping[str, Any]) -> None:
-        """``Finetuned`` holds them."""
+        """Let the file take raw columns, after its accuracies are known; ``Finetuned`` holds these."""
+        if self.dataset_table is not None:
+            self._last_export()
+
+    @property
+    def dataset_table(self) -> TableDescription | None:
+        """How the columns of the data are read; None where they are no table, or as they are."""
+        return DataDescription.of(self.dataset).table
 
     def data(self, tuned: Path, is_evaluation: bool) -> Dataset | None:
         return self._evaluation if is_evaluation else self.dataset
@@ -332,7 +345,10 @@ class OneFile(Run):
         if is_whole:
             earlier = self._earlier if quantized is None else ()
             trainer.session.metadata |= metrics_entry(take_best(trainer, result, options.is_evaluated, earlier))
-            trainer.session.export(path, fold_norm=number + 1 == len(choices.stages))
+            # What is judged and trained further reads columns as the data set gives them.
+            export = partial(trainer.session.export, path, fold_norm=number + 1 == len(choices.stages))
+            export(columns=choices.quantize is None)
+            self._last_export = export
             for form, place in (options.save_adapters or {}).items():
                 trainer.session.export(place, adapters=form)
         self._state = trainer.session.state()

@@ -140,6 +140,13 @@ ZIP_MAPS = json_of("burnish.zip_maps", ensure_ascii=False)
 """Of a model: which outputs were maps, {output: attributes of the ZipMap}."""
 COLUMNS = json_of("burnish.columns", ensure_ascii=False)
 """Of a model: the columns of the table that it reads."""
+INITIAL = flag("burnish.initial_weights", "true")
+"""Of a model: its weights are initial ones, which no data have trained. An exported model does not say so."""
+TARGETS = json_of("burnish.targets", ensure_ascii=False)
+"""Of a model: the columns of a table that its targets were read from, if they are values, or yes and no."""
+OUTPUT_SCALE = json_of("burnish.output_scale")
+"""Of a model of values: the output whose last two nodes, a Mul and an Add, give values in their own units: ``output``, ``mean``,
+``std``."""
 PIXELS = json_of("burnish.pixels", ensure_ascii=False)
 """Of a model: what is done to the pixels of the images that it reads."""
 SOUND = json_of("burnish.sound", ensure_ascii=False)

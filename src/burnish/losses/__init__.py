@@ -30,7 +30,7 @@ from burnish.losses.binary_cross_entropy import (
     binary_focal,
     focal,
 )
-from burnish.losses.composite import Resized, Summand, WeightedSum, resized, weighted_sum
+from burnish.losses.composite import Resized, Standardized, Summand, WeightedSum, resized, standardized, weighted_sum
 from burnish.losses.cross_entropy import CrossEntropy, KullbackLeibler, NegativeLogLikelihood, cross_entropy, kl_divergence, nll
 from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
 from burnish.losses.detr import Detr, detr
@@ -96,6 +96,7 @@ LOSSES.unlisted = {
     "output": output,
     "resized": resized,
     "ssd": ssd,
+    "standardized": standardized,
     "task_aligned": task_aligned,
     "weighted_sum": weighted_sum,
     OnnxLoss.name: from_options,
@@ -144,6 +145,7 @@ __all__ = [
     "Scale",
     "SmoothL1",
     "Ssd",
+    "Standardized",
     "Summand",
     "TaskAligned",
     "Term",
@@ -185,6 +187,7 @@ __all__ = [
     "resized",
     "smooth_l1",
     "ssd",
+    "standardized",
     "task_aligned",
     "triplet",
     "tversky",

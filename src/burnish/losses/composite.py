@@ -1,4 +1,4 @@
-"""Losses made of others: a weighted sum over one output of a model or several, and a loss of a resized prediction."""
+"""Losses made of others: a weighted sum over outputs of a model, of a resized prediction, of standardized values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
@@ -311,3 +312,74 @@ def resized(loss: LossLike, size: Sequence[int] | None = None, interpolation: In
         interpolation: ``linear``, ``nearest`` or ``cubic``.
     """
     return Resized(loss=get(loss), size=None if size is None else tuple(size), interpolation=interpolation)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standardized(Wrapping):
+    """Another loss of values, in units of the targets' standard deviation: of ``(x - mean) / std`` of prediction and target.
+
+    The model predicts, and data hold, values in their own units, in which metrics are too; the loss and its gradients have the
+    size that they have for standardized targets.
+
+    Attributes:
+        loss: of one prediction and one target of its shape, such as ``mse`` or ``huber``.
+        mean, std: of the targets, one number for each along their last axis, or one for all.
+    """
+
+    name = "standardized"
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.loss.readings) != 1 or self.loss.readings[0].activation is not None:
+            raise ConfigurationError(
+                f"{self.name}: targets are standardized for a loss of values, and {self.loss.name} is another: give one such as "
+                "mse or huber"
+            )
+        for option in ("mean", "std"):
+            given = getattr(self, option)
+            numbers = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+            for number in numbers:
+                check_number(self.name, option, number, **({"above": 0} if option == "std" else {}))
+            object.__setattr__(self, option, tuple(map(float, numbers)))
+        if len(self.mean) != len(self.std):
+            raise ConfigurationError(f"{self.name}: {len(self.mean)} means and {len(self.std)} standard deviations: give as many")
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the targets of the loss.
+
+        Raises:
+            ConfigurationError: as the loss, or the prediction has another number of values than there are means.
+        """
+        specs = self.loss.label_specs(predictions)
+        width = predictions[0].dimension(-1) if predictions[0].rank else None
+        if len(self.mean) > 1 and width not in (None, len(self.mean)):
+            raise ConfigurationError(
+                f"{self.name}: the prediction '{predictions[0].name}' has {width} values, and there are {len(self.mean)} means: "
+                "give one for each"
+            )
+        return specs
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms of the loss, of the standardized prediction and target."""
+        self.label_specs(predictions)
+        return self.loss.terms([self._scaled(predictions[0])], [self._scaled(labels[0])])
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        return self.loss.compared(predictions, labels)
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        builder, dtype = values.builder, values.dtype.numpy()
+        mean, std = (np.asarray(each if len(each) > 1 else each[0], dtype) for each in (self.mean, self.std))
+        return (values - builder.constant(mean)) / builder.constant(std)
+
+
+def standardized(loss: LossLike = "mse", *, mean: Sequence[float], std: Sequence[float]) -> Standardized:
+    """Return a loss in units of the targets' standard deviation; see ``Standardized``.
+
+    Args:
+        loss: whatever ``get`` takes.
+        mean, std: of the targets, a number for each.
+    """
+    return Standardized(loss=get(loss), mean=tuple(mean), std=tuple(std))

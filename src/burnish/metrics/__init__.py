@@ -14,11 +14,13 @@ from burnish.metrics.base import COUNT, SUM, Metric, MetricBase, Quotient, is_of
 from burnish.metrics.normalized_entropy import NormalizedEntropy, normalized_entropy
 from burnish.metrics.perplexity import Perplexity, perplexity
 from burnish.metrics.regression import (
+    R2,
     MeanAbsoluteError,
     MeanSquaredError,
     RootMeanSquaredError,
     mean_absolute_error,
     mean_squared_error,
+    r2,
     root_mean_squared_error,
 )
 from burnish.metrics.retrieval import F1, MeanIntersectionOverUnion, Precision, Recall, f1, mean_iou, precision, recall
@@ -29,6 +31,7 @@ __all__ = [
     "COUNT",
     "F1",
     "METRICS",
+    "R2",
     "SUM",
     "Accuracy",
     "AreaUnderCurve",
@@ -63,6 +66,7 @@ __all__ = [
     "output_name",
     "perplexity",
     "precision",
+    "r2",
     "recall",
     "rmse",
     "root_mean_squared_error",
@@ -93,6 +97,7 @@ METRICS: Registry[Metric] = Registry(
         "normalized_entropy": normalized_entropy,
         "perplexity": perplexity,
         "precision": precision,
+        "r2": r2,
         "recall": recall,
         "root_mean_squared_error": root_mean_squared_error,
         "rmse": root_mean_squared_error,

@@ -10,12 +10,15 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import Compared
 from burnish.losses.base import check_same_shape
-from burnish.metrics.base import COUNT, SUM, MetricBase, Quotient, divided, does_not_fit, quotient, wide, widened
+from burnish.metrics.base import COUNT, SUM, MetricBase, Quotient, divide, divided, does_not_fit, quotient, wide, widened
 
 SQUARES = "squares"
+LEAST_SPREAD = 1e-14
+"""Of the sum of squares: a spread below that is rounding, of values that are all the same."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,51 @@ class RootMeanSquaredError(MetricBase):
         return math.sqrt(divided(totals[SQUARES], totals["elements"]))
 
 
+@dataclass(frozen=True)
+class R2(MetricBase):
+    """R², the coefficient of determination: 1 - the sum of (prediction - target)² over that of (target - its mean)².
+
+    With several values for each sample it is the mean over them, as ``sklearn.metrics.r2_score``. 1 is a perfect prediction, 0 is
+    as good as the mean of the targets, and a worse one is below 0. Values that are constant have none, and are left out; NaN if
+    all are. Sums are taken in float64.
+    """
+
+    word: ClassVar[str] = "r2"
+    higher_is_better: ClassVar[bool] = True
+
+    def totals(self, compared: Compared) -> dict[str, Tensor]:
+        """Emit sums of squared errors, of targets and of their squares, float64, and the count, int64: [values] each."""
+        difference, builder = _difference(self.name, compared), compared.prediction.builder
+        rank = compared.label.rank
+        if rank is None:
+            raise ConfigurationError(f"{self.name}: the rank of '{compared.label.name}' is not known: give the output a shape")
+        axes = builder.integers(range(1 if rank == 1 else rank - 1))
+        error, target = (builder.cast(each, ir.DataType.DOUBLE) for each in (difference, compared.label))
+        one = builder.cast(builder.op("Equal", compared.label, compared.label), ir.DataType.INT64)
+        parts = {SQUARES: error * error, "targets": target, "target_squares": target * target, "elements": one}
+        return {name: builder.op("ReduceSum", part, axes, keepdims=0) for name, part in parts.items()}
+
+    def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
+        builder = compared.prediction.builder
+        count = builder.cast(totals["elements"], ir.DataType.DOUBLE)
+        spread = totals["target_squares"] - totals["targets"] * totals["targets"] / count
+        has_spread = builder.op("Greater", spread, totals["target_squares"] * LEAST_SPREAD)
+        safe = builder.op("Where", has_spread, spread, builder.scalar(1.0, spread), like=spread)
+        weights = builder.cast(has_spread, ir.DataType.DOUBLE)
+        shares = (1.0 - totals[SQUARES] / safe) * weights
+        if shares.rank:
+            shares, weights = (builder.op("ReduceSum", part, keepdims=0) for part in (shares, weights))
+        return builder.cast(divide(shares, weights, math.nan), dtype)
+
+    def combine(self, totals: Mapping[str, np.ndarray]) -> float:
+        squares, sums, target_squares, count = (
+            np.atleast_1d(np.asarray(totals[name], np.float64)) for name in (SQUARES, "targets", "target_squares", "elements")
+        )
+        spread = target_squares - sums * sums / np.maximum(count, 1)
+        there = spread > target_squares * LEAST_SPREAD
+        return float((1 - squares[there] / spread[there]).mean()) if there.any() else math.nan
+
+
 def _squares(metric: str, compared: Compared) -> Tensor:
     difference = _difference(metric, compared)
     return difference.builder.op("ReduceSum", difference * difference, keepdims=0)
@@ -80,3 +128,4 @@ def _difference(metric: str, compared: Compared) -> Tensor:
 mean_absolute_error = MeanAbsoluteError
 mean_squared_error = MeanSquaredError
 root_mean_squared_error = RootMeanSquaredError
+r2 = R2

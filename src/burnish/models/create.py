@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.graph.annotations import INITIAL
 from burnish.models.bert import bert
 from burnish.models.cnn import cnn
 from burnish.models.gpt2 import gpt2
@@ -77,7 +78,7 @@ def create(
         check_input_shape(name, input_shape, "length")
         rows = VOCABULARY_OF_GPT if vocabulary is None else vocabulary
         check_extents(name, vocabulary=rows)
-        return ir.to_proto(gpt2(rows, positions=input_shape[0], seed=seed))
+        return _initial(gpt2(rows, positions=input_shape[0], seed=seed))
     if classes is None:
         raise ConfigurationError(f"{name}: the number of classes is missing: give classes=3 (--classes 3) or another")
     check_extents(name, classes=classes)
@@ -85,9 +86,15 @@ def create(
         check_input_shape(name, input_shape, "length")
         rows = VOCABULARY if vocabulary is None else vocabulary
         check_extents(name, vocabulary=rows)
-        return ir.to_proto(bert(rows, classes, positions=input_shape[0], seed=seed))
+        return _initial(bert(rows, classes, positions=input_shape[0], seed=seed))
     if vocabulary is not None:
         raise ConfigurationError(
             f"{name}: vocabulary={vocabulary} is for a transformer or a gpt, which read tokens: leave it out"
         )
-    return ir.to_proto(BUILDERS[name](input_shape, classes, seed=seed))
+    return _initial(BUILDERS[name](input_shape, classes, seed=seed))
+
+
+def _initial(model: ir.Model) -> onnx.ModelProto:
+    """Return a model that says that nothing has trained it."""
+    INITIAL.set(model, True)
+    return ir.to_proto(model)

@@ -10,7 +10,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs, output_axis
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    attribute_value,
+    constant_array,
+    describe_node,
+    infer_outputs,
+    output_axis,
+    remove_node,
+)
 from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.importer.classical.outputs import number_zip_maps
@@ -85,7 +94,9 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
     if not is_whole(classes) or classes < 1:
         raise ConfigurationError(f"replace_head: classes={classes!r}: give a whole number of 1 or more")
     check_seed(seed)
-    model = with_a_score_for_each_class(load(source), output)
+    model = load(source)
+    settle_biases(model)
+    model = with_a_score_for_each_class(model, output)
     head = find_head(model, output)
     old, weight = head.classes, initial_array(head.weight)
     inputs = math.prod(weight.shape) // old
@@ -98,6 +109,21 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
     _settle_shapes(model, head, old, classes)
     number_zip_maps(model, head.output, classes)
     return model
+
+
+def settle_biases(model: ir.Model) -> None:
+    """Let, in place, an Add read a bias of one number as it is: an export may have given it more axes, by a Reshape."""
+    for node in [*model.graph]:
+        if node.op_type != "Add" or node.domain != "":
+            continue
+        for index, value in enumerate(node.inputs):
+            reshape = None if value is None else value.producer()
+            bias = reshape.inputs[0] if reshape is not None and reshape.op_type == "Reshape" else None
+            if bias is not None and bias.is_initializer() and bias.shape is not None and bias.shape.dims == (1,):
+                node.replace_input_with(index, bias)
+                assert reshape is not None
+                if not reshape.outputs[0].uses() and not reshape.outputs[0].is_graph_output():
+                    remove_node(reshape)
 
 
 def with_a_score_for_each_class(model: ir.Model, output: str | None = None) -> ir.Model:

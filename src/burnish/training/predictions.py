@@ -17,7 +17,7 @@ from burnish.data.preprocessing import Preprocessing
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.graph import FLOATING, describe_node
 from burnish.losses import Activation, Reading
-from burnish.losses.base import SIGMOID, SOFTMAX
+from burnish.losses.base import SIGMOID, SOFTMAX, Wrapping
 from burnish.losses.detection import BOXES, LABELS, PADDING, SIZES, DetectionLoss
 from burnish.metrics.average_precision import FOUND, PICTURE, THERE, AveragePrecision, Picture, pictures_of
 from burnish.metrics.base import rows_name
@@ -26,6 +26,9 @@ from burnish.training.trained_model import TrainedModel
 
 Kind = Literal["classes", "questions", "scores", "values"]
 CLASS_AXIS = 1
+EVEN_ODDS = 0.5
+LABELS_BETWEEN = ";"
+"""What stands between the labels of a sample."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,10 @@ def _found(model: TrainedModel, name: str, activation: Activation | None) -> Pre
 def _by_loss(model: TrainedModel, name: str, loss: losses.Loss) -> Answer:
     activation = loss.readings[0].activation if loss.readings else None
     scale = getattr(loss, "scale", None)
-    why = f"trained with {loss.name}"
+    inner = loss
+    while isinstance(inner, Wrapping):
+        inner = inner.loss
+    why = f"trained with {inner.name}"
     if activation is not None:
         kind: Kind = "classes" if activation.axis is not None else "questions"
         return _of_activation(_found(model, name, activation), name, kind, "softmax" if kind == "classes" else "sigmoid", why)

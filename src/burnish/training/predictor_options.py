@@ -116,4 +116,4 @@ class PredictorOptions(SavedModelOptions, AnswerOptions):
     pixels: PixelsLike | None = option(None)
     text: TextLike | None = option(None, check=_check_text)
     sound: SoundLike | None = same_option(SoundOptions, "sound", help=None)
-    missing: str = option("error")
+    missing: str = option("auto")

@@ -21,7 +21,7 @@ from burnish.data.sound.settings import SoundLike
 from burnish.data.splitting import EvalSplit, Split, held_out, parts, split_of
 from burnish.data.text.settings import LONGEST, TextDescription
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import ConfigurationError, EngineError, InputError, ObjectiveWarning
+from burnish.errors import ConfigurationError, DataError, EngineError, InputError, ObjectiveWarning
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Entry, Program, Role
 from burnish.program.layout import sample_extent
@@ -119,6 +119,12 @@ class RunData:
             eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
         if eval_set is None:
             return cls(_begun(program, train_set, "train"), None, described, of_batches, changes, cut=cut, split=split)
+        table = DataDescription.of(eval_set).table
+        if table is not None and table != described.table:
+            raise DataError(
+                "eval_data: its columns are coded by categories and statistics of its own: open it as the training data are, "
+                "open_dataset(..., DataSpec.by(program).like(DataDescription.of(train_data))), or give its path"
+            )
         if program.features is None:
             try:
                 some = np.arange(fixed_batch(program) or 1) % max(1, len(eval_set))

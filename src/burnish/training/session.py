@@ -19,6 +19,7 @@ from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.row_writes import RowWriter
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept
+from burnish.graph.annotations import COLUMNS
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
 from burnish.stopping import RunStopped, TimeLimit, watch_interrupts
@@ -418,8 +419,18 @@ class Session(TakesPart):
 
     @garbage_kept()
     @one_at_a_time
-    def export(self, path: str | Path, fold_norm: bool = True, parameters: str | None = None, adapters: str = "merged") -> Path:
+    def export(
+        self,
+        path: str | Path,
+        fold_norm: bool = True,
+        parameters: str | None = None,
+        adapters: str = "merged",
+        columns: bool = True,
+    ) -> Path:
         """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
+
+        If it was trained on a table whose columns were standardized, filled or coded, the model does this itself: it takes raw
+        columns, in an input for each column where some are text.
 
         Args:
             path: the ``.onnx`` file; written whole or not at all.
@@ -429,6 +440,7 @@ class Session(TakesPart):
             adapters: of a program with adapters, ``merged`` into the weights; ``kept`` beside them; ``apart``, in an
                 ``.onnx_adapter`` beside the model, for ONNX Runtime; as required ``inputs`` of the model, with their values in a
                 ``.safetensors`` beside it; or ``peft``, without the model: a folder that PEFT reads (``docs/adapters.md``).
+            columns: False writes a model that takes columns as the session does.
 
         Returns:
             The path.
@@ -445,6 +457,12 @@ class Session(TakesPart):
             self._tell_departures("the exported model")
         with self._state_on_request(*self._instead(parameters)) as state:
             model = export_inference(self.program, state, fold_norm, self.metadata, merge=adapters == "merged")
+            if columns and COLUMNS.is_on(model) and adapters != "peft":
+                from burnish.data.table_graph import put_columns
+
+                reason = put_columns(model)
+                if reason is not None:
+                    warn(ObjectiveWarning(reason))
             return save_with_adapters(model, path, adapters)
 
     @one_at_a_time

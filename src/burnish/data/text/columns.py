@@ -12,8 +12,8 @@ import numpy as np
 from burnish.data import csv, parquet
 from burnish.data.dataset import group_values
 from burnish.data.huggingface import class_column, is_columnar
+from burnish.data.label_coding import LABEL_COLUMNS
 from burnish.data.missing_values import column_of_text, refuse_other_digits
-from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.chat_template import Conversation
 from burnish.data.text.conversations import ANSWER, MESSAGES, PROMPT, TOOLS, Pair, answer_columns, read_answers, rows_as_columns
 from burnish.data.text.tokens import Tokens

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data.data_spec import DataSpec, fit_label
+from burnish.data.label_coding import LabelDescription, divided, several_labels, takes_several
 from burnish.data.missing_values import alike_but_for_case, marks_among
 from burnish.data.model_metadata import DataDescription
 from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
@@ -48,6 +49,7 @@ class TextDataset:
         classes: names of the classes in the order of their indices.
         name: what to call data that are no file.
         group: the column with the group of each text.
+        separator: what stands between several labels of a text.
 
     Attributes:
         text: the settings, with nothing left open.
@@ -75,6 +77,7 @@ class TextDataset:
         classes: Sequence[str] | None = None,
         name: str = "data",
         group: str | None = None,
+        separator: str | None = None,
     ):
         self._inputs = _inputs_of(spec, name)
         extent = self._inputs[TOKENS].extents[1]
@@ -106,13 +109,22 @@ class TextDataset:
         self._check_vocabulary(tokenizer)
         self._masking: Masking | None = None
         self.classes: tuple[str, ...] | None = None
+        self.labels: LabelDescription | None = None
         self._labels, self._label = None, spec.label
         if is_labelled:
             assert spec.label is not None
             labels = texts.read_labels(classes or spec.described.classes)
             assert labels is not None
             classes = classes or (spec.class_order(texts.classes) if texts.classes else None)
+            names: tuple[str, ...] | None = None
+            if labels.dtype.kind in "US" and takes_several(spec.label):
+                separator = separator or (None if spec.described.labels is None else spec.described.labels.separator)
+                if separator is not None:
+                    rows = divided(labels.tolist(), separator)
+                    labels, names = several_labels(rows, self._source, classes or spec.described.classes)
+                    self.labels = LabelDescription((label or "label",), separator)
             self._labels, self.classes = fit_label(labels, spec.only_label(name), self._source, classes, spec)
+            self.classes = names or self.classes
             if labels.dtype.kind in "US":
                 named = np.unique(labels.astype(str)).tolist()
                 self._notes += [*alike_but_for_case(named), *marks_among(named)]

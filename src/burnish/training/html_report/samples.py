@@ -25,6 +25,8 @@ MOST_CLASSES = 1000
 LONGEST_TEXT = 240
 """Characters of a text that are shown."""
 SMALLEST = 1e-12
+EVEN_ODDS = 0.5
+"""The probability above which a label is a yes."""
 
 
 class _Part:
@@ -65,8 +67,8 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
     except BurnishError as error:
         return Judgement(0, (), None, (), str(error))
     asks_of_pixels = label is not None and answer.kind == "questions" and len(label.extents) == 4 and label.extents[1] == 1
-    if label is None or not (asks_of_pixels or answer.kind in ("classes", "scores", "values")):
-        return Judgement(0, (), None, (), "the model answers several questions for each sample, or the data have no labels")
+    if label is None:
+        return Judgement(0, (), None, (), "the data have no labels")
     kept = _Worst(model, worst)
     confusion: np.ndarray | None = None
     for start in range(0, len(dataset), batch_size):
@@ -89,6 +91,11 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
             return Judgement(0, (), None, (), missing)
         if len(numbers) != len(part) or labels.shape[1:] not in ((), (1,), numbers.shape[1:]):
             return Judgement(0, (), None, (), f"the labels '{label.name}' have more than one entry for each sample")
+        if answer.kind == "questions":
+            if labels.size != numbers.size:
+                return Judgement(0, (), None, (), f"the labels '{label.name}' are not as many as the questions of each sample")
+            kept.add_questions(start, batch, labels.reshape(len(part), -1), numbers)
+            continue
         if answer.kind == "values":
             kept.add_values(start, batch, labels.reshape(len(part), -1), numbers)
             continue
@@ -200,6 +207,16 @@ class _Worst:
                 named = (_numbers(targets[row]), _numbers(numbers[row]), None)
                 self._keep(error, start + row, *named, self._sample(batch, row))
 
+    def add_questions(self, start: int, batch: dict[str, np.ndarray], targets: np.ndarray, numbers: np.ndarray) -> None:
+        """Add samples of which each label is a question of yes or no."""
+        names = class_names(self._model.described.classes, targets.shape[1])
+        chances = np.clip(numbers, SMALLEST, 1 - SMALLEST)
+        errors = -(targets * np.log(chances) + (1 - targets) * np.log1p(-chances)).mean(axis=1)
+        for row, error in enumerate(errors.tolist()):
+            right, said = (_yes(names, each[row] > EVEN_ODDS) for each in (targets, numbers))
+            if right != said and self._takes(error):
+                self._keep(error, start + row, right, said, None, self._sample(batch, row))
+
     def examples(self) -> tuple[Example, ...]:
         return tuple(example for _, _, example in sorted(self._heap, key=lambda item: (-item[0], -item[1])))
 
@@ -223,6 +240,11 @@ class _Worst:
     ) -> None:
         item = (error, -index, Example(index, *answer, error, pixels, values))
         (heapq.heappush if len(self._heap) < self._count else heapq.heappushpop)(self._heap, item)
+
+
+def _yes(names: Sequence[str], which: np.ndarray) -> str:
+    """The labels that are a yes, in words."""
+    return ", ".join(name for name, is_yes in zip(names, which.tolist(), strict=True) if is_yes) or "none"
 
 
 def _numbers(values: Any, most: int = 8) -> str:
