@@ -41,15 +41,16 @@ def batch(value: float = 1.0) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def ctrl_c_in_a_run(monkeypatch):
-    """Presses Ctrl-C as soon as a run is under way."""
+def ctrl_c_in_a_run(monkeypatch, request):
+    """Presses Ctrl-C, or sends another signal, as soon as a run is under way."""
+    number = getattr(request, "param", signal.SIGINT)
     monkeypatch.setattr(stopping, "GRACE_SECONDS", 0.05)
     over = threading.Event()
 
     def press() -> None:
         while not over.wait(0.01):
             if stopping._under_way:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
                 return
 
     thread = threading.Thread(target=press)
@@ -72,13 +73,19 @@ def test_ctrl_c_stops_a_step_and_the_session_goes_on(program, engine, ctrl_c_in_
     assert session.step_count == 2
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
-def test_a_trainer_saves_the_state_from_before_the_step(program, engine, tmp_path, ctrl_c_in_a_run):
+@pytest.mark.parametrize(
+    ("engine", "ctrl_c_in_a_run"),
+    [("onnxruntime", signal.SIGINT), ("reference", signal.SIGINT), ("onnxruntime", signal.SIGTERM)],
+    indirect=["ctrl_c_in_a_run"],
+)
+def test_a_trainer_saves_the_state_from_before_the_step(program, engine, tmp_path, ctrl_c_in_a_run, request):
     data = {name: np.repeat(array, 4, axis=0) for name, array in batch(ENDLESS).items()}
     ctrl_c_in_a_run.start()
     trainer = Trainer(program, data, batch_size=2, run_directory=tmp_path, engine=engine, progress=False)
-    with pytest.raises(TrainingInterrupted, match="Stopped in epoch 1 after 0 of its batches"):
+    with pytest.raises(TrainingInterrupted, match="Stopped in epoch 1 after 0 of its batches") as stopped:
         trainer.run()
+    assert stopped.value.signal == request.node.callspec.params["ctrl_c_in_a_run"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert read_checkpoint(trainer.latest).step == 0
 
 

@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_run_needs_its_folder_alone_to_go_on(run, folder, monkeypatch):
     run(*TRAIN, "--lr", "0.05", "--epochs", "2", "--seed", "3", "--eval-data", "data.npz", "-o", "whole")
     run(*TRAIN, "--lr", "0.05", "--epochs", "1", "--seed", "3", "--eval-data", "data.npz", "--export", "mine.onnx")
-    run(*TRAIN, "--lr", "0.5")
+    assert "runs/model-2: the folder of this run, as 'runs/model' is another's" in run(*TRAIN, "--lr", "0.5").stdout
     assert names(folder / "runs") == ["model", "model-2"]
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
@@ -112,6 +112,7 @@ def test_fine_tuning_and_several_seeds_go_on_by_their_folder(run, folder):
     run(*TRAIN, "--name", "seeds")
     assert names(folder / "runs") == ["model-finetuned", "seeds", "seeds-2"]
     assert run("train", "--resume", "runs/seeds").stdout.count("already finished") == 2
+    assert "'runs/seeds-2': already finished" in run("train", "--resume", "--name", "seeds").stdout
 
 
 @pytest.mark.parametrize(

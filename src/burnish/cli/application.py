@@ -94,7 +94,8 @@ class Group(TyperGroup):
             if other_rank() is None:
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow")
-            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from interrupt
+            is_terminated = isinstance(interrupt, Terminated) or getattr(interrupt, "signal", None) == signal.SIGTERM
+            raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
 
     def _refuse(self, error: Any, ctx: Any) -> NoReturn:
         """Print what is wrong with a command line, and how the command is called; exit with 2."""

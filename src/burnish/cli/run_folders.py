@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from burnish.cli import launch
+from burnish.cli.console import output
 from burnish.cli.train_options import Results
 from burnish.errors import ConfigurationError
 
@@ -37,7 +38,7 @@ def folder_asked(model: Path, results: Results, suffix: str = "") -> Path:
     name = results.name
     if name is None:
         return results.folder or RUNS / f"{model.stem}{suffix}"
-    if results.folder is not None and "folder" in results.named:
+    if results.folder is not None and "folder" in results.named and not results.resume:
         raise typer.BadParameter(
             f"--name {name} names a folder in runs/, and --output {results.folder} another: give one of them"
         )
@@ -88,6 +89,8 @@ def claimed(base: Path, results: Results) -> Iterator[Path]:
         return
     makes_parent = not base.parent.exists()
     folder = _made(base)
+    if folder != base:
+        output().print(f"{folder}: the folder of this run, as '{base}' is another's")
     try:
         yield folder
     finally:
