@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +23,7 @@ from burnish.models import residual_network
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_SNIPPETS = [page for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+EXAMPLES = [file for file in sorted((ROOT / "src").rglob("*.py")) if ">>> " in file.read_text(encoding="utf-8")]
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".json", ".csv", ""}
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -78,6 +81,14 @@ def test_snippets_run(page, tmp_path, monkeypatch):
                 # In this process, as a new one would take longer to import PyTorch; workers are processes of their own.
                 result = CliRunner().invoke(app, words[1:])
                 assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception!r}"
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=map(relative, EXAMPLES))
+def test_examples_of_docstrings_run(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = import_module(".".join(file.relative_to(ROOT / "src").with_suffix("").parts))
+    tried = doctest.testmod(module, extraglobs={"burnish": burnish})
+    assert (tried.attempted > 0, tried.failed) == (True, 0)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from pathlib import Path
 
@@ -354,6 +356,13 @@ def test_finetuned_predicts_and_evaluates_as_it_was_trained(folder, tmp_path):
         tuned.predict({"age": 2.0, "height": 0.5})
     assert tuned.predictor is tuned.predictor
     assert "opening" not in repr(tuned)
+
+
+def test_the_docstring_of_a_predictor_names_every_option():
+    arguments = inspect.getdoc(burnish.Predictor).partition("Args:\n")[2].partition("\nRaises:")[0]
+    named = [name for line in re.findall(r"^    ([\w, ]+):", arguments, re.MULTILINE) for name in line.split(", ")]
+    assert {*named} == {"path", *inspect.signature(burnish.Predictor).parameters}
+    assert {"engine", "threads"} <= {*named}
 
 
 def test_the_public_names_are_there():

@@ -194,8 +194,8 @@ class SampleReader:
 
     def _paths_and_texts(self, items: Sequence[PathLike]) -> Given:
         for item in items:
-            if self._kind(item) == "path":
-                format_of(Path(item))  # what is not there is said before anything is read
+            if self._kind(item) == "path" and not Path(item).exists():
+                format_of(Path(item))  # refuses what is not there before anything is read
         parts: list[Samples] = []
         for kind, group in groupby(items, self._kind):
             if kind == "text":

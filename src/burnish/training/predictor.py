@@ -185,7 +185,7 @@ class Predictor:
         score: the lowest score of the boxes of a detector.
         loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
         label: the column of a table with the labels, which is left out of what is predicted.
-        image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+        image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
 
     Raises:
         ModelError, CheckpointError: the model cannot be read.
