@@ -220,3 +220,32 @@ def test_batches_weigh_by_their_tokens_under_accumulation():
         expected, found = one.state(), other.state()
     for name in (name for name in expected if name.startswith("param/")):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6, err_msg=name)
+
+
+def test_the_cache_of_optimum_is_empty():
+    """Keys of each layer, and a branch that reads the cache or not."""
+    model = onnx.parser.parse_model("""
+<ir_version: 8, opset_import: ["": 18]>
+decoder (int64[batch, tokens] input_ids, float[batch, past_sequence_length, 4] past_key, bool[1] use_cache_branch)
+  => (float[batch, tokens, 25] logits, float[batch, total, 4] present_key) <int64[1] one = {1}> {
+  h = Gather(table, input_ids)
+  joined = Concat<axis = 1>(past_key, h)
+  present_key = If (use_cache_branch) <
+    then_branch = with () => (a) { a = Identity(joined) }, else_branch = without () => (b) { b = Identity(h) }
+  >
+  summed = CumSum(h, one)
+  logits = MatMul(summed, head)
+}""")
+    rng = np.random.default_rng(0)
+    for name, shape in (("table", (25, 4)), ("head", (4, 25))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    prepared, _ = transfer(model, ROWS, FinetuneOptions(text=text(), threads=1))
+    assert [value.name for value in prepared.model.graph.inputs] == ["input_ids"]
+    (line,) = (note for note in prepared.notes if note.startswith("cache: "))
+    assert line.startswith("cache: it is empty ('past_sequence_length', 'use_cache_branch': 0), and the tuned file is without")
+
+
+def test_perplexities_are_no_percentages(tmp_path):
+    made, _ = finetuned(gpt2(VOCABULARY, **SIZES), tmp_path, quantize="int8")
+    assert made.notes[-1].startswith("quantization: perplexity ")
+    assert "%" not in made.notes[-1]

@@ -17,6 +17,7 @@ from burnish.errors import ConfigurationError
 from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
+from burnish.metrics import higher_is_better
 from burnish.program.layout import Axes, to_model
 from burnish.quantization.calibration import check_method
 from burnish.quantization.formats import activation_format, weight_format
@@ -174,7 +175,8 @@ def accuracies_line(figures: Mapping[str, float], metric: str, data: str) -> str
         metric: what they are.
         data: which these are of.
     """
-    before, after, trained = (f"{100 * value:.2f} %" for value in figures.values())
+    is_share = higher_is_better(metric)
+    before, after, trained = (f"{100 * value:.2f} %" if is_share else f"{value:.4g}" for value in figures.values())
     return (
         f"quantization: {metric} {before} in float32, {after} quantized after training, {trained} quantized in training "
         f"({data} data)"

@@ -98,10 +98,10 @@ class Finetuned:
 
 @takes(FinetuneOptions, otherwise="burnish.Trainer")
 def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Finetuned:
-    """Tune a model that somebody else has trained on data of yours, and write it: a classifier, one of segmentation, a detector.
+    """Tune a trained model on your own data, and write it: a classifier, a model of segmentation, a detector, a language model.
 
-    Its head is drawn anew unless the file names the classes of the data as its own, a file of one sample is opened for batches,
-    and the learning rate is found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written,
+    Its head is re-initialized unless the file names the classes of the data as its own; a language model keeps it. A file of one
+    sample is opened for batches, and the learning rate is found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written,
     else the last.
     ``burnish finetune`` does the same, and keeps checkpoints.
 

@@ -24,7 +24,7 @@ LARGEST_TEMPLATE = 1 << 20
 MOST_CHARACTERS = 1 << 20
 """Of a conversation once it is rendered, and 16 more for each character of its JSON."""
 SECONDS, SECONDS_EACH = 20.0, 0.02
-"""Time for rendering, and for each conversation."""
+"""Time for rendering, and for each message more."""
 PLAIN = (
     "{% for message in messages %}{{ message.role }}\n"
     "{% if message.role == 'assistant' %}"
@@ -138,7 +138,7 @@ class TokenizerSettings:
             raise DataError(
                 f"{source}: a conversation holds what JSON does not ({error}); give texts, numbers and lists"
             ) from error
-        seconds = SECONDS + SECONDS_EACH * len(conversations)
+        seconds = SECONDS + SECONDS_EACH * sum(len(each.messages) for each in conversations)
         answer = _render({**asked, "memory": allowed_memory(size)}, seconds, self.name)
         if "fault" in answer:
             raise DataError(self._fault(answer, source))
