@@ -101,8 +101,8 @@ def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Fine
     """Tune a trained model on your own data, and write it: a classifier, a model of segmentation, a detector, a language model.
 
     Its head is re-initialized unless the file names the classes of the data as its own; a language model keeps it. A file of one
-    sample is opened for batches, and the learning rate is found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written,
-    else the last.
+    sample is opened for batches, and the learning rate is found by trial steps; ``notes`` of the result says so. With
+    ``eval_data`` or ``eval_split`` the best epoch is written, else the last.
     ``burnish finetune`` does the same, and keeps checkpoints.
 
     Args:

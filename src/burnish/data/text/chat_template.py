@@ -95,7 +95,8 @@ class TokenizerSettings:
         tokens = {name: token for name, token in known.items() if token is not None}
         if template.is_file():
             return cls(tokens, read_template(template), str(template))
-        return cls(tokens, held.get("chat_template"), str(settings))
+        inside = held.get("chat_template")
+        return cls(tokens) if inside is None else cls(tokens, inside, str(settings))
 
     def with_template(self, asked: str | Path | None) -> TokenizerSettings:
         """Return the same with the template that is asked for: a file, or its text; None leaves it.
