@@ -266,6 +266,13 @@ def test_tokens_with_labels_of_hugging_face():
         opened({**columns, "labels": [[6, 7, -100], [9, -100]]}, tokenizer=None)
 
 
+def test_a_conversation_without_an_answer_is_read_where_nothing_is_learned():
+    predicting = DataSpec(spec("causal").data, None, predicts=True)
+    dataset = opened([CHAT[:1], CHAT], of=predicting, chat_template=BLOCKS)
+    assert len(dataset) == 2
+    assert [*dataset.batch(np.arange(1))] == ["input_ids"]
+
+
 def test_the_model_says_what_it_was_trained_on():
     dataset = opened([CHAT], chat_template=BLOCKS, train_on="all")
     known = spec("causal").like(burnish.data.DataDescription.of(dataset))

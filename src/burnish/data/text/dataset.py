@@ -92,7 +92,9 @@ class TextDataset:
         texts = read_texts(source, text.column, label, is_labelled, name, group, is_causal)
         if is_causal:
             form = "text" if texts.form == "tokens" and texts.counted is None else texts.form
-            train_on = settle_train_on(form, text.train_on, None if known is None else known.train_on, texts.source)
+            recorded = None if known is None else known.train_on
+            # Without a loss no token counts, and a text needs no answer.
+            train_on = ALL if spec.label is None else settle_train_on(form, text.train_on, recorded, texts.source)
             self.text = text = replace(text, train_on=train_on)
         self._source, self.cut, self.groups = texts.source, 0, texts.groups
         self._by = "class" if texts.label is None else f"'{texts.label}'"
