@@ -4,7 +4,7 @@
 
 Clones this repository, installs it with ``pip install ".[all]"`` and nothing else, and runs the snippets and commands of each
 quick start in an empty folder with an empty home: get a model, train, evaluate on held-out data, predict one sample, export.
-Prints the seconds of each page and its last evaluation, and a table of the code that each takes next to another tool's quick start.
+Prints the seconds of each page and its last evaluation, and a table of the code that each takes next to another tool's.
 """
 
 from __future__ import annotations
