@@ -70,6 +70,23 @@ def test_evaluate_without_data_takes_what_the_run_held_out(run, folder, command)
     assert f"evaluation loss {loss}" in trained.output
 
 
+def test_a_run_with_data_to_evaluate_on_is_judged_on_them(run, folder):
+    data = np.load("data.npz")
+    np.savez("other.npz", **{name: data[name][:6] for name in data})
+    trained = run(*"train model.onnx --data data.npz --eval-data other.npz --lr 0.01 --epochs 1 -o run".split())
+    judged = run("evaluate", "run")
+    assert "other.npz: 6 samples" in judged.output
+    loss = next(line.split()[1] for line in judged.output.splitlines() if line.startswith("loss"))
+    assert f"evaluation loss {loss}" in trained.output
+    assert "judged on other.npz" in run("report", "run").output
+
+
+def test_a_report_judges_a_run_on_what_it_held_out(run, folder):
+    run(*"train model.onnx --data data.npz --lr 0.01 --epochs 1 --eval-split 0.25 -o run".split())
+    assert "judged on data.npz, held out 5 of 20 samples (stratified by 'y', seed 0)" in run("report", "run").output
+    assert "data.npz, held out 5 of 20 samples" in Path("run/report.html").read_text(encoding="utf-8")
+
+
 def test_evaluate_says_what_of_the_data_was_trained_on(run, folder):
     run(*"train model.onnx --data data.npz --lr 0.01 --eval-split 0.25 -o run".split())
     judged = run("evaluate", "run", "data.npz")
@@ -77,7 +94,7 @@ def test_evaluate_says_what_of_the_data_was_trained_on(run, folder):
     run(*"train model.onnx --data data.npz --lr 0.01 -o other".split())
     assert "trained on most of" not in run("evaluate", "other", "data.npz").output
     refused = run("evaluate", "other", code=1)
-    assert "'other' held nothing out of its data (eval_split, --eval-split): name labelled data" in refused.output
+    assert "'other' has no data to evaluate on (eval_split, --eval-split, --eval-data): name labelled data" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -491,3 +491,15 @@ def test_nan_is_no_class(folder, tmp_path):
         assert np.isnan(found.score)
         assert found.as_dict()["label"] == ([], None)[name == "photos"]
         assert str(found) == ("none", "None nan")[name == "photos"]
+
+
+def test_a_tuned_model_is_evaluated_on_what_was_held_out(tmp_path):
+    model = burnish.models.create("mlp", classes=2, input_shape=(3,))
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    data, options = (x, (x[:, 0] > 0).astype(np.int64)), {"epochs": 1, "threads": 1, "lr": 0.1}
+    tuned = burnish.finetune(model, data, eval_split=0.25, output=tmp_path / "held.onnx", **options)
+    assert len(tuned.evaluation) == 6
+    assert tuned.evaluate() == pytest.approx(tuned.result.metrics, rel=1e-5)
+    tuned = burnish.finetune(model, data, output=tmp_path / "plain.onnx", **options)
+    with pytest.raises(ConfigurationError, match=r"none were held out for evaluation: tune with eval_split=0\.2 or eval_data"):
+        tuned.evaluate()

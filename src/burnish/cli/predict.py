@@ -301,7 +301,7 @@ def evaluate(
             metavar="DATA",
             help="Labelled data: a folder of images, a table, arrays, texts, or digits:test.\n\n"
             "Folders are of images or .wav files (one subfolder per class), COCO, PASCAL VOC, or images and masks. "
-            "Without DATA, the part that the run held out (--eval-split) is evaluated.",
+            "Without DATA, a run is judged on its own: those of --eval-data, or the part held out by --eval-split.",
             show_default=False,
         ),
     ] = None,
@@ -366,8 +366,7 @@ def evaluate(
     console = output()
     with Predictor(model, **saved.opening, **objective, **reading, missing=missing) as predictor:
         if data is None:
-            dataset, notes, data, split = predictor.read_held_out()
-            notes = [split.line, *notes]
+            dataset, notes, data = predictor.read_evaluation()
         else:
             dataset, notes = predictor.read_labelled(data)
             notes += _trained_on(predictor, data)

@@ -53,10 +53,11 @@ def report(
 
     It shows curves, confusion matrix, worst examples, what was trained, configuration, time and memory.
     """
-    from burnish.data import open_dataset
+    from burnish.data.splitting import SPLIT
     from burnish.errors import CheckpointError
     from burnish.training.html_report import Contents, write_report
     from burnish.training.html_report.samples import judge
+    from burnish.training.predictor import Predictor
     from burnish.training.run_files import files_of, is_run, read_record
 
     if not is_run(run):
@@ -70,20 +71,16 @@ def report(
     given, label = as_it_was(str(given)), label or options.get("label")
     size = image_size or (tuple(options["image-size"]) if "image-size" in options else None)
     check_data_options(given, label=label, image_size=size, pixels=pixels.first_named)
-    model = saved.open(run)
-    settings, text = pixels.settings(), texts.settings_for(run, given, model.described)
-    classes = model.described.classes
-    dataset = open_dataset(
-        given,
-        model.to_evaluate,
-        label=label,
-        classes=classes,
-        image_size=size,
-        pixels=settings,
-        text=text,
-        missing=str(options.get("missing", "auto")) if missing == "auto" else missing,
-    )
-    contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"'{given}', by {model.name}", configuration)
+    missing = str(options.get("missing", "auto")) if missing == "auto" else missing
+    reading: dict[str, Any] = {"label": label, "image_size": size, "missing": missing}
+    with Predictor(run, **saved.opening, **reading, pixels=pixels.settings(), text=texts.settings()) as predictor:
+        if data is None and (run / SPLIT).is_file():
+            dataset, notes, given = predictor.read_evaluation()
+            given = f"{given}, {notes[0]}"
+        else:
+            dataset, _ = predictor.read_labelled(given)
+        model = predictor.evaluated
+        contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"{given}, by {model.name}", configuration)
     written = write_report(path or run / "report.html", contents)
     output().print(f"{written}: the report of {model.name}, judged on {given}")
 

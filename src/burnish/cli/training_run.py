@@ -467,6 +467,7 @@ class TrainingRun:
             "command": launch.command_line(self.command),
             "model": str(self.model),
             "data": self.data.data,
+            "eval_data": self.data.eval_data,
             "reading": {"label": self.data.label, "image_size": self.data.image_size, "missing": self.data.missing},
             "classes": described.classes,
             "pixels": None if described.preprocessing is None else described.preprocessing.options(),

@@ -59,6 +59,8 @@ class Finetuned:
             empty.
         opening: options of ``burnish.Predictor`` by which ``predict`` and ``evaluate`` open the tuned model: the engine, and how
             the data were read.
+        evaluation: the data that it was evaluated on while it trained: ``eval_data``, or the part that ``eval_split`` held out;
+            None if there were none.
     """
 
     path: Path
@@ -66,6 +68,7 @@ class Finetuned:
     notes: tuple[str, ...]
     accuracies: Mapping[str, float] = field(default_factory=dict)
     opening: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    evaluation: Dataset | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -84,15 +87,22 @@ class Finetuned:
         """
         return self.predictor.predict(x, batch_size=batch_size)
 
-    def evaluate(self, data: DataSource) -> dict[str, float]:
+    def evaluate(self, data: DataSource | None = None) -> dict[str, float]:
         """Return loss and metrics of the tuned model over labelled data; see ``burnish.Predictor.evaluate``.
 
         Args:
-            data: as ``finetune`` takes it.
+            data: as ``finetune`` takes it; None: ``evaluation``.
 
         Raises:
+            ConfigurationError: no data, and there were none to evaluate on while it trained.
             DataError: data that cannot be read or do not fit the model.
         """
+        data = self.evaluation if data is None else data
+        if data is None:
+            raise ConfigurationError(
+                "evaluate: name the data, as none were held out for evaluation: tune with eval_split=0.2 or eval_data=..., and "
+                "evaluate() takes those"
+            )
         return self.predictor.evaluate(data)
 
 
@@ -126,7 +136,7 @@ def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Fine
             run.say(f"{path}: {fed}")
     names = ("engine", "threads", "label", "image_size", "text", "missing")
     opening = {name: getattr(options, name) for name in names}
-    return Finetuned(path, result, tuple(run.notes), accuracies, opening)
+    return Finetuned(path, result, tuple(run.notes), accuracies, opening, run.data(path, True))
 
 
 @dataclass

@@ -18,7 +18,7 @@ import numpy as np
 
 from burnish.data import Dataset, DataSource, Text, as_dataset, open_dataset
 from burnish.data.given_samples import Given, SampleReader
-from burnish.data.splitting import SPLIT, EvalSplit, Split, held_out, parts, read_split
+from burnish.data.splitting import SPLIT, EvalSplit, held_out, parts, read_split
 from burnish.data.unlabelled import Samples
 from burnish.errors import ConfigurationError, DataWarning, EngineError
 from burnish.graph import FLOATING
@@ -246,18 +246,18 @@ class Predictor:
 
         Args:
             data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of
-                Hugging Face ``datasets``. None: of a run of ``burnish train`` or ``burnish finetune``, the part of its data that
-                it held out (``eval_split``).
+                Hugging Face ``datasets``. None: of a run of ``burnish train`` or ``burnish finetune``, the data that it was
+                evaluated on: ``eval_data``, or the part that it held out (``eval_split``).
             batch_size: samples at once; None: 32.
 
         Raises:
             ConfigurationError: the file does not say which loss it was trained on, and none was named; or no data are given, and
-                the run held nothing out.
+                the run had none to evaluate on.
             DataError: data that cannot be read or do not fit the model.
             InputError: nothing in the data counts.
             EngineError: the engine cannot run it, or the predictor is closed.
         """
-        dataset, notes = self.read_held_out()[:2] if data is None else self.read_labelled(data)
+        dataset, notes = self.read_evaluation()[:2] if data is None else self.read_labelled(data)
         for note in notes:
             warn(DataWarning(note))
         return self.evaluated.evaluate(dataset, _batch_size(batch_size))
@@ -350,29 +350,34 @@ class Predictor:
         )
         return reader.open(x)
 
-    def read_held_out(self) -> tuple[Dataset, list[str], str, Split]:
-        """Open the part of its data that a run held out.
+    def read_evaluation(self) -> tuple[Dataset, list[str], str]:
+        """Open the data that a run was evaluated on: those of ``eval_data``, or the part of its data that it held out.
 
         Returns:
-            The part, notes of what a person should know, what the data are called, and what was held out.
+            The data, notes of what a person should know, and what the data are called.
 
         Raises:
             ConfigurationError, DataError: as ``evaluate``.
         """
-        folder = next((each for each in (self.path, *self.path.parents[:2]) if (each / SPLIT).is_file()), None)
+        folders = (self.path, *self.path.parents[:2])
+        folder = next((each for each in folders if (each / SPLIT).is_file()), None)
+        record = read_record(folder or self.path)
+        reading = {name: value for name, value in record.get("reading", {}).items() if getattr(self._options, name) in UNSAID}
         if folder is None:
-            raise ConfigurationError(
-                f"'{self.path}' held nothing out of its data (eval_split, --eval-split): name labelled data to evaluate on"
-            )
-        kept, record = read_split(folder), read_record(folder)
+            data = record.get("eval_data")
+            if not isinstance(data, str):
+                raise ConfigurationError(
+                    f"'{self.path}' has no data to evaluate on (eval_split, --eval-split, --eval-data): name labelled data"
+                )
+            return *self.read_labelled(data, reading=reading), data
+        kept = read_split(folder)
         assert kept is not None
         if not isinstance(record.get("data"), str):
             raise ConfigurationError(f"'{folder}' does not say which data it was trained on: name labelled data to evaluate on")
         asked, data = EvalSplit.read(kept["eval_split"]), record["data"]
-        reading = {name: value for name, value in record.get("reading", {}).items() if getattr(self._options, name) in UNSAID}
         dataset, notes = self.read_labelled(data, asked, reading)
         split = held_out(dataset, asked, kept["seed"], self.evaluated.to_evaluate.label, kept)
-        return parts(dataset, split)[1], notes, data, split
+        return parts(dataset, split)[1], [split.line, *notes], data
 
     def read_labelled(
         self, data: DataSource, split: EvalSplit | None = None, reading: Mapping[str, Any] | None = None
