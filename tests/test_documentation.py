@@ -104,6 +104,16 @@ def test_links_resolve(page):
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_tables_have_headers(page):
+    """A blank line cuts a table in two, and viewers show the rest as text."""
+    lines = outside_fences(page.read_text(encoding="utf-8")).splitlines()
+    firsts = [
+        number for number, line in enumerate(lines) if line.startswith("|") and not (number and lines[number - 1].startswith("|"))
+    ]
+    assert [lines[number] for number in firsts if not re.match(r"\|[ :]*---", "".join(lines[number + 1 : number + 2]))] == []
+
+
 def test_every_page_is_linked_from_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
