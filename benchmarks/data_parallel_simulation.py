@@ -434,7 +434,7 @@ def predict(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(result: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
-    """Print both as tables for ``docs/data-parallel.md``."""
+    """Print both as tables for ``benchmarks/results/data-parallel.md``."""
     print("Two workers, ms a step: predicted / measured (ratio)\n")
     _table(
         ["case", *result["networks"]],
