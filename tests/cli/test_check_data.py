@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 
 import burnish
 from burnish.finetuning import Forecast, planning
@@ -44,7 +45,7 @@ def test_what_it_says_is_what_finetune_does(run, folder):
     labels = np.load("data.npz")["y"]
     counts = [{"name": str(number), "samples": int((labels == number).sum())} for number in range(3)]
     assert found["samples"] == {
-        "count": 20, "inputs": {"x": {"shape": [1, 4, 4], "dtype": "float32"}}, "classes": counts, "left_out": [],
+        "count": 20, "inputs": {"x": {"shape": [1, 4, 4], "dtype": "float32"}}, "classes": counts, "reading": [],
     }  # fmt: skip
     model = onnx.load("model.onnx")
     weights = [tensor for tensor in model.graph.initializer if not re.search(r"running_|mean|var", tensor.name)]
@@ -98,9 +99,9 @@ def test_a_batch_of_one_size_is_the_largest_and_what_is_left_out_is_said(run, fo
     onnx.save(model, "eight.onnx")
     found = burnish.finetuning.check("eight.onnx", "data.npz", threads=1)
     assert (found.batch["size"], found.batch["largest"]) == (8, 8)
-    assert found.samples["left_out"] == ["the last 4 samples of each epoch, as the model takes no batch of 4"]
+    assert found.samples["reading"] == ["the last 4 samples of each epoch, as the model takes no batch of 4"]
     assert found.speed["steps_per_epoch"] == 2
-    assert "left out   the last 4 samples of each epoch" in str(found)
+    assert "reading    the last 4 samples of each epoch" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,22 @@ def test_what_cannot_be_trained_says_why(run, folder, arguments, message):
         found = json.loads(run("check", "model.onnx", *arguments, "--json", code=1).stdout)
         assert found["trainable"] is False
         assert message.rpartition(": ")[2].split(" of a ")[0] in found["reason"] or "cannot be trained" in message
+
+
+def test_it_takes_the_options_of_finetune_on_what_the_data_are(run, folder):
+    """All of them but those on what is evaluated and how images are changed."""
+    from burnish.cli.application import app
+
+    commands = typer.main.get_command(app).commands
+    has, tuned = ({name for one in commands[name].params for name in one.opts} for name in ("check", "finetune"))
+    panels = ("--label", "--label-separator", "--missing", "--columns", "--image-size", "--pixels", "--tokenizer", "--eval-split")
+    assert set(panels) <= has & tuned
+    rows = ["a,b,value", *(f"{number},{number % 5},{number / 7:.3f}" for number in range(40))]
+    (folder / "values.csv").write_text("\n".join(rows))
+    onnx.save(burnish.models.create("mlp", classes=1, input_shape=(2,)), "values.onnx")
+    found = json.loads(run("check", "values.onnx", "--data", "values.csv", "--label", "value", "--threads", "1", "--json").stdout)
+    assert (found["task"]["loss"], found["samples"]["classes"]) == ("mean_squared_error", None)
+    assert found["trainable"]
 
 
 def test_gradients_are_compared_with_data_if_they_are_asked_for(run):

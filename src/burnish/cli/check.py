@@ -14,7 +14,7 @@ from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
 from burnish.cli.console import cell, counted, echo, errors, output, print_error, what_trains
-from burnish.cli.data_options import Pixels, TextOptions, check_data_options, read_extents
+from burnish.cli.data_options import Pixels, TextOptions, read_extents
 from burnish.cli.option_groups import COMMON, OptionGroup, declared_option, takes_options, values_of
 from burnish.cli.train_options import Data
 from burnish.errors import BurnishError, EngineError, GradientError
@@ -97,7 +97,9 @@ class Checked(OptionGroup):
 
 OF_COMPILATION = ("loss", "trainable", "norm", "outputs", "batch", "sample_axis", "bind")
 OF_ADAPTERS = ("adapter", "rank", "alpha", "adapter_layers", "adapter_from")
-OF_DATA = ("data", "eval_split", "label", "image_size", "missing")
+OF_DATA = tuple(
+    field.name for field in fields(CheckedData) if field.name not in ("eval_data", "augment", "data_workers", "named")
+)
 WITHOUT_DATA = ("trainable", "norm", "batch", "bind")
 """Options of a compilation that ``burnish finetune`` does not have."""
 
@@ -171,7 +173,7 @@ def _forecast(
     """Say what ``burnish finetune`` would do with these options."""
     if model.is_dir() and is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
-    check_data_options(data.data, label=data.label, image_size=data.image_size, pixels=pixels.first_named, missing=data.missing)
+    data.check_reading(pixels)
     from burnish import finetuning
 
     asked = {name: getattr(checked, name) for name in ("freeze_until", "unfreeze", "head", "folded_norm")}
@@ -187,12 +189,7 @@ def _forecast(
         epochs=checked.epochs,
         batch_size=probing.batch_size if "batch_size" in probing.named else None,
         seed=probing.seed,
-        eval_split=data.split,
-        label=data.label,
-        image_size=data.image_size,
-        pixels=pixels.settings(),
-        text=texts.settings(),
-        missing=data.missing,
+        **data.tuning(pixels, texts),
         engine=checked.engine,
         device=checked.device,
         threads=checked.threads,

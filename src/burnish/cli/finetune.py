@@ -67,23 +67,13 @@ def finetune(
 
     options = FinetuneOptions(
         **vars(tuning.options),
-        eval_data=data.eval_data,
-        eval_split=data.split,
+        **data.tuning(pixels, texts),
         epochs=course.epochs,
         batch_size=course.named_batch_size,
-        augment=data.augment,
         adapters=adapters.source(),
         engine=course.chosen_engine(),
         device=course.device,
         threads=course.threads,
-        label=data.label,
-        label_separator=data.label_separator,
-        image_size=data.image_size,
-        pixels=pixels.settings(),
-        text=texts.settings(),
-        sound=data.sound,
-        missing=data.missing,
-        columns=data.columns,
     )
 
     with claimed(base, results) as folder:

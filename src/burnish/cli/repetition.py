@@ -26,7 +26,7 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.console import output, print_table, write_csv
-from burnish.cli.data_options import Pixels, check_data_options
+from burnish.cli.data_options import Pixels
 from burnish.cli.option_groups import OptionGroup
 from burnish.cli.run_folders import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching
@@ -260,11 +260,7 @@ def check_run(
             f"--seeds {seeds}: --report would let each run replace the report of the one before; leave it out, and report a run "
             "by burnish report FOLDER"
         )
-    sources = data.data, data.eval_data
-    of_pixels = pixels.first_named
-    check_data_options(
-        *sources, label=data.label, image_size=data.image_size, pixels=of_pixels, missing=data.missing, columns=data.columns
-    )
+    data.check_reading(pixels)
 
 
 def train_with_seeds(

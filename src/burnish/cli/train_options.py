@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
 
 from burnish.cli.console import cell, output
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.option_groups import COMMON, OptionGroup, declared_option
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
@@ -122,6 +123,29 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
             "--data-workers", min=0, help="Processes that read ahead.", show_default="some if images are decoded in every epoch"
         ),
     ] = None
+
+    def check_reading(self, pixels: Pixels) -> None:
+        """Refuse options that mean nothing for the data; as ``check_data_options``."""
+        sources, of_pixels = (self.data, self.eval_data), pixels.first_named
+        check_data_options(
+            *sources, label=self.label, image_size=self.image_size, pixels=of_pixels, missing=self.missing, columns=self.columns
+        )
+
+    def tuning(self, pixels: Pixels, texts: TextOptions) -> dict[str, Any]:
+        """Return these options, and those of pixels and texts, as ``FinetuneOptions`` takes them."""
+        return {
+            "eval_data": self.eval_data,
+            "eval_split": self.split,
+            "augment": self.augment,
+            "label": self.label,
+            "label_separator": self.label_separator,
+            "image_size": self.image_size,
+            "pixels": pixels.settings(),
+            "text": texts.settings(),
+            "sound": self.sound,
+            "missing": self.missing,
+            "columns": self.columns,
+        }
 
     @property
     def split(self) -> EvalSplit | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish import losses
 from burnish.adapters.graph import read_adapters
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec
 from burnish.data.dataset import DividedDataset
@@ -22,6 +23,7 @@ from burnish.finetuning.rates import UNKNOWN_RATE, repeated
 from burnish.finetuning.tasks import name_of
 from burnish.importer import Source
 from burnish.kernels.compiling import model_name
+from burnish.losses.base import Wrapping
 from burnish.optim.base import RatedOptimizer
 from burnish.options import takes
 from burnish.program import Program, Role
@@ -48,8 +50,10 @@ class Forecast:
         trainable: True if it can train; if not, only ``reason`` says more.
         reason: what stands in the way, and what to do about it; None if nothing does.
         samples: ``count``, ``inputs`` (name: ``shape`` of one sample, and ``dtype``), ``classes`` (a list of ``name`` and
-            ``samples``; None if the data have none, ``samples`` None if they were not counted), ``left_out`` (sentences).
-        task: ``kind`` (classes, masks, objects), ``loss``, ``reads`` (values that the loss reads), ``metrics``.
+            ``samples``; None if the data have none, ``samples`` None if they were not counted), ``reading`` (sentences on what is
+            left out or changed).
+        task: ``kind`` (classes, masks, objects and others), ``loss``, ``loss_options`` (with what is put around the loss, such as
+            standardized targets), ``reads`` (values that the loss reads), ``metrics``.
         head: ``layers`` (names of its tensors), ``is_new``, ``classes``.
         weights: ``trained`` and ``all`` (numbers of parameters), and ``frozen``: a list of ``names`` and ``reason``.
         optimizer: ``name``, ``settings``, ``lr`` (None: trial steps find it when the run starts), ``schedule``, ``epochs``.
@@ -114,7 +118,7 @@ class Forecast:
             counts = [each["name"] if each["samples"] is None else f"{each['name']} {each['samples']:,}" for each in classes]
             more = f" and {len(counts) - CLASSES_SHOWN} more" if len(counts) > CLASSES_SHOWN else ""
             yield "classes", f"{len(counts):,}: {', '.join(counts[:CLASSES_SHOWN])}{more}"
-        yield from (("left out", sentence) for sentence in self.samples["left_out"])
+        yield from (("reading", sentence) for sentence in self.samples["reading"])
 
     def _of_training(self) -> Iterator[tuple[str, str]]:
         head = next((note for note in self.notes if note.startswith("head: ")), None)
@@ -227,7 +231,8 @@ def _found(model: str, source: Source, data: DataSource, options: FinetuneOption
         samples=_samples(dataset, {value.name for value in prepared.model.graph.inputs}, program, one, spec, size),
         task={
             "kind": prepared.task.kind,
-            "loss": prepared.task.loss.name,
+            "loss": _inner(prepared.task.loss).name,
+            "loss_options": dict(prepared.task.loss.options()),
             "reads": [prepared.task.outputs] if isinstance(prepared.task.outputs, str) else [*prepared.task.outputs],
             "metrics": [*prepared.task.metrics],
         },
@@ -273,10 +278,10 @@ def _samples(
 ) -> dict[str, Any]:
     """What the data are; ``inputs`` are those of the model, and ``one`` is the first sample."""
     shapes = {name: {"shape": list(array.shape[1:]), "dtype": str(array.dtype)} for name, array in one.items() if name in inputs}
-    left_out = [text for name in ("note", "remark") if (text := getattr(dataset, name, None)) is not None]
+    reading = [text for name in ("note", "remark") if (text := getattr(dataset, name, None)) is not None]
     if rest := samples_left_out(program, len(dataset), size):
-        left_out.append(f"the last {rest} samples of each epoch, as the model takes no batch of {rest}")
-    return {"count": len(dataset), "inputs": shapes, "classes": _classes(dataset, spec), "left_out": left_out}
+        reading.append(f"the last {rest} samples of each epoch, as the model takes no batch of {rest}")
+    return {"count": len(dataset), "inputs": shapes, "classes": _classes(dataset, spec), "reading": reading}
 
 
 def _classes(dataset: Dataset, spec: DataSpec) -> list[dict[str, Any]] | None:
@@ -337,6 +342,13 @@ def _weights(prepared: Transfer, stage: Stage, program: Program, options: Finetu
         "all": sum(sizes.values()),
         "frozen": [{"names": names, "reason": reason} for reason, names in reasons.items()],
     }
+
+
+def _inner(loss: losses.Loss) -> losses.Loss:
+    """A loss without what is put around it, such as standardized targets or mixed samples."""
+    while isinstance(loss, Wrapping):
+        loss = loss.loss
+    return loss
 
 
 def _optimizer(prepared: Transfer, stage: Stage) -> dict[str, Any]:
