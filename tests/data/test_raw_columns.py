@@ -247,3 +247,30 @@ def test_statistics_are_those_of_the_part_that_is_trained_on(tmp_path):
     assert dict(train.table.columns)["city"] == ("Bonn", "Ulm")
     np.testing.assert_allclose(y[:, 0].max() < 3, True)
     assert held.note is None
+
+
+def test_rows_of_numbers_are_raw_columns_for_a_run_as_for_its_file(tmp_path):
+    """Which is asked does not change what an array means; with columns of text a row of numbers means nothing."""
+    data = written(tmp_path, NUMBERS)
+    program = burnish.compile(create("mlp", classes=2, input_shape=(3,)), loss="cross_entropy", optimizer="sgd")
+    trainer = burnish.Trainer(program, data, run_directory=tmp_path / "run", progress=False)
+    trainer.run()
+    program.save(tmp_path / "run" / "program")
+    trainer.session.export(tmp_path / "tuned.onnx")
+    raw = np.array([[20, 1e6, 7], [np.nan, 2e6, 7]], np.float32)
+    found = []
+    for path in ("run", "tuned.onnx"):
+        with burnish.Predictor(tmp_path / path) as predictor, pytest.warns(match="missing values are filled: 1 of 'age' by 40"):
+            found.append([prediction.scores for prediction in predictor.predict(raw)])
+        with burnish.Predictor(tmp_path / path) as predictor:
+            one = predictor.predict(raw[0])
+            same = predictor.predict({"age": 20, "income": 1e6, "same": 7})
+            np.testing.assert_allclose(one.scores, same.scores, rtol=1e-6)
+            assert predictor.evaluate((raw[:1], [0])) == predictor.evaluate(
+                {"age": [20], "income": [1e6], "same": [7], "label": [0]}
+            )
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    session = trained(create("mlp", classes=2, input_shape=(3,)), written(tmp_path, TEXTS, "texts.csv"))
+    spec = DataSpec.by(session.program, session.metadata)
+    with pytest.raises(DataError, match=r"columns 'age', 'city', which it takes as they are, and the array has shape \[1, 3\]"):
+        as_dataset((np.zeros((1, 3)), [0]), spec)

@@ -137,7 +137,7 @@ def test_a_head_of_as_many_values_stays_as_it_is(priced, tmp_path):
     assert "drawn anew" in new.notes[1]
 
 
-@pytest.mark.parametrize("activation", ["Softmax", "Sigmoid"])
+@pytest.mark.parametrize("activation", ["Softmax", pytest.param("Sigmoid", marks=pytest.mark.slow)])
 def test_what_makes_probabilities_is_taken_out_for_values(activation, tmp_path):
     x = samples()
     tuned = burnish.finetune(small(1, activation), (x, prices(x)), output=tmp_path / "tuned.onnx", **TUNED)
@@ -207,7 +207,9 @@ def test_several_columns_are_several_values(tmp_path):
     assert (judged.missing, len(judged.worst), judged.confusion) == ("", 12, None)
 
 
-@pytest.mark.parametrize("way", ["columns", "separator", "lists", "arrays"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("columns", marks=pytest.mark.slow), "separator", pytest.param("lists", marks=pytest.mark.slow), "arrays"]
+)
 def test_labels_of_yes_or_no(way, tmp_path):
     x = samples()
     right = np.stack([x[:, 0] > 0, x[:, 1] > 0.5], axis=1).astype(np.int64)

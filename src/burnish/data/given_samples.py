@@ -26,7 +26,7 @@ from burnish.data.sound.dataset import SoundFiles
 from burnish.data.sound.settings import SoundLike
 from burnish.data.sound.wav import SUFFIX as WAV
 from burnish.data.sources import read_data
-from burnish.data.table import filled_inputs
+from burnish.data.table import filled_inputs, rows_as_columns
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
@@ -324,6 +324,8 @@ class SampleReader:
         taken = {entry.name: arrays[entry.name] for entry in self.spec.data}
         if is_one:
             taken |= {entry.name: taken[entry.name][None] for entry in self._with_samples}
+        if self._only is not None and (columns := rows_as_columns(taken[self._only.name], self.spec, SOURCE)) is not None:
+            return Given((self._columns(columns),), is_one)
         fitted, preprocessing = self.spec.samples(taken, SOURCE, self.pixels)
         dataset = ArrayDataset(fitted, shared=self.spec.shared(fitted))
         sides = None if self._only is None else _sides(fitted[self._only.name], preprocessing)

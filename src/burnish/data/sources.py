@@ -19,7 +19,7 @@ from burnish.data.missing_values import Missing, check_missing
 from burnish.data.preprocessing import PixelsLike
 from burnish.data.sound.settings import SoundLike
 from burnish.data.splitting import EvalSplit
-from burnish.data.table import check_scaling, table_dataset
+from burnish.data.table import check_scaling, filled_inputs, rows_as_columns, table_dataset
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
@@ -244,7 +244,14 @@ def _of_pair(
             "data: the labels are lists, and the loss compares with one class, or value, of each sample: give one, or choose the "
             "loss bce_with_logits, for which several may be right at once"
         )
-    dataset = spec.dataset(np.asarray(features), np.asarray(held), "data", classes, pixels=pixels)
+    array, table = np.asarray(features), spec.described.table
+    columns = rows_as_columns(array, spec, "data")
+    if columns is None:
+        dataset = spec.dataset(array, np.asarray(held), "data", classes, pixels=pixels)
+    else:
+        filled, notes = filled_inputs(columns, spec, "data", table)
+        note = f"data: {'; '.join(notes)}" if notes else None
+        dataset = spec.dataset(filled, np.asarray(held), "data", classes, note, table=table)
     dataset.classes = names or dataset.classes
     return dataset
 

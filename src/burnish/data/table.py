@@ -144,6 +144,30 @@ def table_dataset(
     return dataset
 
 
+def rows_as_columns(array: np.ndarray, spec: DataSpec, source: str) -> Columns | None:
+    """Return rows of numbers as the raw columns that a model was trained on, in their order; None if it was trained on none.
+
+    Args:
+        array: [rows, columns].
+        spec: what the model takes.
+        source: what to call the data in an error.
+
+    Raises:
+        DataError: the model standardizes its columns, and these rows are not of as many, or some are text.
+    """
+    table = spec.described.table
+    if table is None or len(spec.data) != 1 or not (table.scales or table.fills):
+        return None
+    names = [name for name, _ in table.columns]
+    if array.ndim == 2 and array.shape[1] == len(names) and not any(categories for _, categories in table.columns):
+        return Columns.of_arrays({name: array[:, place] for place, name in enumerate(names)})
+    listed = ", ".join(map(repr, names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
+    raise DataError(
+        f"{source}: the model was trained on the columns {listed}, which "
+        f"it takes as they are, and the array has shape {list(array.shape)}: give columns by name, a table or a data frame"
+    )
+
+
 def settled(
     columns: Columns, labels: Collection[str], missing: Missing, has_lists: bool, source: str
 ) -> tuple[Columns, list[str]]:

@@ -28,7 +28,7 @@ from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
 from burnish.finetuning.targets import Scale, add_output_scale, fold_output_scale, is_near, standardize_head, target_scale
 from burnish.finetuning.tasks import LANGUAGE, SHOWN, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
-from burnish.graph.annotations import CLASS_NUMBERS, CLASSES
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, INITIAL
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
 from burnish.optim.base import Rate
@@ -355,6 +355,8 @@ def _scaled(
     mean, std = scale
     if keeps and known is not None and not is_near(known, scale):
         standardize_head(head, known)
+        keeps = False
+    if INITIAL.is_on(model):  # it gives numbers of the size of standardized ones
         keeps = False
     labels = DataDescription.of(dataset).labels
     names = [f"'{name}'" for name in labels.columns] if labels is not None else []

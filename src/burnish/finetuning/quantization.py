@@ -14,6 +14,7 @@ from burnish import losses
 from burnish.data import Dataset
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
+from burnish.graph.annotations import OUTPUT_SCALE
 from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
@@ -46,6 +47,7 @@ DISTILLED, TEMPERATURE = 0.9, 4.0
 """What the tuned model says of the classes has this part of the loss, at this temperature, and the labels the rest (Hinton et al.
 2015): integers are to compute what it computes, and its probabilities say more of that than a label. Mishra and Marr (2017) train
 networks of few bits so."""
+LINEAR_ENDS = ("Gemm", "MatMul", "Conv", "Add")
 SAMPLES = 256
 """Calibrated on so many at most."""
 
@@ -125,7 +127,8 @@ class Quantization:
         model = load(tuned)
         find_sample_axes(model.graph)
         produced = next(value for value in model.graph.outputs if value.name == output).producer()
-        ends_linear = produced is not None and produced.op_type in ("Gemm", "MatMul", "Conv", "Add")
+        # Values in their own units stay in floating point: 256 of them would be all that the model can give.
+        ends_linear = not OUTPUT_SCALE.is_on(model) and produced is not None and produced.op_type in LINEAR_ENDS
         if self.options.get("activations", "uint8") is None:
             return quantize(model, **self.options)
         batches, _ = calibration_batches(dataset, SAMPLES, batch_size, moved_inputs(model.graph))
