@@ -5,7 +5,6 @@ Run it with ``make docs`` after a change of an option; a test compares the file 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from typer.main import get_command
 
 from burnish.cli.application import app
-from burnish.cli.help import Described, described, usage
+from burnish.cli.help import Described, described, summary, usage
 
 PAGE = Path(__file__).with_name("commands.md")
 INTRODUCTION = """\
@@ -40,7 +39,7 @@ def _section(name: str, command: Any) -> str:
     listed = described(command)
     arguments = [one for one in listed if one.is_argument]
     options = [one for one in listed if not one.is_argument]
-    parts = [f"## burnish {name}", _sentence(command.help), f"```sh\n{usage(f'burnish {name}', listed)}\n```"]
+    parts = [f"## burnish {name}", summary(command.help, "`"), f"```sh\n{usage(f'burnish {name}', listed)}\n```"]
     if arguments:
         parts.append(_table("Argument", arguments))
     groups = list(dict.fromkeys(one.group for one in options))
@@ -49,10 +48,6 @@ def _section(name: str, command: Any) -> str:
             parts.append(f"**{group}**")
         parts.append(_table("Option", [one for one in options if one.group == group]))
     return "\n\n".join(parts) + "\n"
-
-
-def _sentence(text: str | None) -> str:
-    return inspect.cleandoc(text or "")
 
 
 def _table(title: str, listed: Sequence[Described]) -> str:

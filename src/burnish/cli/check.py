@@ -125,8 +125,8 @@ def check(
 ) -> None:
     """Check that a model can be trained.
 
-    Without --data: and that its gradients are right. With --data: what burnish finetune would do, and its memory and time.
-    It names what stands in the way; the exit status is then 1.
+    Without --data it also checks the gradients. With --data it says how burnish finetune would train, and with how much memory
+    and time. It names what stands in the way; the exit status is then 1.
     """
     _check_options(data.data, compilation, probing, {*data.named, *checked.named, *pixels.named, *texts.named})
     if data.data is None:

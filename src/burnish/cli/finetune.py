@@ -37,7 +37,8 @@ class Tuning(OptionGroup):
     defaults={
         "epochs": str(EPOCHS),
         "batch_size": "32, or fewer if data or memory are small",
-        "folder": "runs/MODEL-finetuned",
+        "folder": "a new one, runs/MODEL-finetuned",
+        "name": "MODEL-finetuned",
     },
 )
 def finetune(

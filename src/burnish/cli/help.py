@@ -110,7 +110,7 @@ def command_page(command: Any, context: Any, has_all: bool = False) -> str:
     shown = options if has_all or len(options) <= FEW else [one for one in options if one.is_common]
     left = len(options) - len(shown)
     help_option = Described("--help", "-h", "Show this help.")
-    lines = [f"{_heading('Usage:')} {usage(context.command_path, listed)}", "", *_wrapped(inspect.cleandoc(command.help or ""))]
+    lines = [f"{_heading('Usage:')} {usage(context.command_path, listed)}", "", *_wrapped(summary(command.help))]
     if arguments:
         lines += ["", _heading("Arguments:"), *_rows(arguments, has_all)]
     groups = list(dict.fromkeys(one.group for one in shown)) if has_all else [OTHERS]
@@ -242,8 +242,13 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
     return [line for number, part in enumerate(lines) for line in ([""] if number else []) + part]
 
 
+def summary(text: str | None, code: str = "") -> str:
+    """Return the docstring of a command, with a mark around what it calls code."""
+    return inspect.cleandoc(text or "").replace("``", code)
+
+
 def _first_sentence(text: str | None) -> str:
-    return inspect.cleandoc(text or "").partition("\n\n")[0].replace("\n", " ")
+    return summary(text).partition("\n\n")[0].replace("\n", " ")
 
 
 def _heading(text: str) -> str:

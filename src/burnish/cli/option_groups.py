@@ -95,9 +95,9 @@ def values_of(options: type[Any], **texts: Any) -> dict[str, Any]:
 
 def declared_option(options: type[Any], name: str, panel: str | None = None) -> Any:
     """Return the option of the command line that stands for one that ``options`` declares."""
-    declared = declarations(options)[name][1]
+    field, declared = declarations(options)[name]
     names = [declared.spelled or f"--{name.replace('_', '-')}", *filter(None, [declared.short])]
-    shown: Any = declared.shown_default or True
+    shown: Any = declared.shown_default or (declared.several and field.default) or True
     return typer.Option(
         *names, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel, show_default=shown
     )

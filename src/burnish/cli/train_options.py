@@ -203,8 +203,13 @@ class Results(OptionGroup):
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="NAME", help="Name of the folder in runs/; a number follows if it is taken.", show_default="MODEL"
+            "--name",
+            "-n",
+            metavar="NAME",
+            help="Name of the folder in runs/; a number follows if it is taken.",
+            show_default="MODEL",
         ),
+        COMMON,
     ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run: give its folder in place of MODEL, and no data."), COMMON
