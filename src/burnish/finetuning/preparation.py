@@ -163,12 +163,12 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     batch = "open" if takes_one_sample(model) else None
     if batch is not None:
         settle_outputs(model)
+    if (language := _language_of(model, data, options)) is not None:
+        return _language_transfer(model, language, data, options, batch, bound)
     output, seed = options.head_output, options.seed
     settle_biases(model)
     known_scale = fold_output_scale(model)
     model = with_a_score_for_each_class(model, output if isinstance(output, str) else None)
-    if (language := _language_of(model, data, options)) is not None:
-        return _language_transfer(model, language, data, options, batch, bound)
     task = task_of(model, data, output, options.loss, options.metrics, options.augment, reading=options.reading)
     old, before = task.head, task.classes
     if task.scores not in (None, before):
