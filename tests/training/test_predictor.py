@@ -358,6 +358,36 @@ def test_finetuned_predicts_and_evaluates_as_it_was_trained(folder, tmp_path):
     assert "opening" not in repr(tuned)
 
 
+def test_missing_values_in_memory_are_filled_as_those_of_a_file(tmp_path):
+    lines = [
+        f"{'' if number % 7 == 0 else number % 10},{('Ulm', 'Rom')[number % 2]},{('tin', 'gold')[number % 3 > 1]}"
+        for number in range(30)
+    ]
+    (tmp_path / "people.csv").write_text("\n".join(["age,city,plan", *lines]) + "\n")
+    (tmp_path / "new.csv").write_text("age,city\n,Ulm\n4,Rom\n")
+    model = burnish.models.create("mlp", classes=2, input_shape=(3,))
+    options = {"epochs": 1, "lr": 0.1, "threads": 1, "batch_size": 8}
+    tuned = burnish.finetune(model, tmp_path / "people.csv", label="plan", output=tmp_path / "tuned.onnx", **options)
+    with pytest.warns(DataWarning, match=r"new\.csv: missing values are filled: 1 of 'age' by"):
+        wanted = [each.scores for each in tuned.predict(tmp_path / "new.csv")]
+    rows = [{"age": None, "city": "Ulm"}, {"age": 4, "city": "Rom"}]
+    for given in (
+        rows,
+        {"age": [None, 4], "city": ["Ulm", "Rom"]},
+        Frame({"age": np.array([np.nan, 4]), "city": ["Ulm", "Rom"]}),
+    ):
+        with pytest.warns(DataWarning, match="data: missing values are filled: 1 of 'age' by"):
+            np.testing.assert_allclose([each.scores for each in tuned.predict(given)], wanted, rtol=1e-5)
+    with pytest.warns(DataWarning, match="filled: 1 of 'age'"):
+        np.testing.assert_allclose(tuned.predict(rows[0]).scores, wanted[0], rtol=1e-5)
+    assert [str(each) for each in tuned.predict({"age": [4], "city": ["Rom"]})] == [str(tuned.predict(rows[1]))]
+    whole = burnish.models.create("mlp", classes=2, input_shape=(2,))
+    data = {"x": X[:, :2], "labels": np.arange(5) % 2}
+    without = burnish.finetune(whole, data, output=tmp_path / "without.onnx", **options)
+    with pytest.raises(DataError, match=r"row 1: .*'b'.*has no value"):
+        without.predict({"a": [1.0, 2.0], "b": [1.0, None]})
+
+
 def test_the_docstring_of_a_predictor_names_every_option():
     arguments = inspect.getdoc(burnish.Predictor).partition("Args:\n")[2].partition("\nRaises:")[0]
     named = [name for line in re.findall(r"^    ([\w, ]+):", arguments, re.MULTILINE) for name in line.split(", ")]

@@ -20,7 +20,7 @@ from burnish.data.huggingface import ColumnPicture, column_values, image_column,
 from burnish.data.image.decoding import Picture
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
-from burnish.data.missing_values import Columns
+from burnish.data.missing_values import PREDICTED, Columns
 from burnish.data.preprocessing import PixelsLike, Preprocessing
 from burnish.data.sound.dataset import SoundFiles
 from burnish.data.sound.settings import SoundLike
@@ -279,9 +279,11 @@ class SampleReader:
             return Given((self._texts({name: [value] for name, value in source.items()} if is_row else source, None),), is_row)
         arrays = {str(name): _plain_array(value) for name, value in source.items()}
         is_named = all(entry.name in arrays for entry in self.spec.data)
-        if is_named and all(_is_single(arrays[entry.name], entry) for entry in self._with_samples):
+        is_flat = bool(arrays) and all(array.ndim <= 1 for array in arrays.values())
+        is_table = is_flat and self._reads_columns
+        if is_named and not is_table and all(_is_single(arrays[entry.name], entry) for entry in self._with_samples):
             return self._arrays(arrays, True)
-        if arrays and all(array.ndim <= 1 for array in arrays.values()) and not (is_named and self._all_fit(arrays)):
+        if is_table or (is_flat and not (is_named and self._all_fit(arrays))):
             is_one = all(array.ndim == 0 for array in arrays.values())
             return Given((self._columns({name: np.atleast_1d(array) for name, array in arrays.items()}),), is_one)
         for entry in self.spec.data:
@@ -293,6 +295,13 @@ class SampleReader:
     def _is_of_texts(self, columns: Mapping[str, Any]) -> bool:
         """True for columns with texts, for a model that reads these; arrays by input name are tokens already."""
         return self.text_of(None) is not None and not all(entry.name in columns for entry in self.spec.data)
+
+    @property
+    def _reads_columns(self) -> bool:
+        """True if a model takes a table column by column: one value of a sample in each of several inputs."""
+        return len(self.spec.data) > 1 and all(
+            entry.sample_axis is not None and all(extent == 1 for extent in entry.extents[1:]) for entry in self.spec.data
+        )
 
     @property
     def _with_samples(self) -> list[Entry]:
@@ -339,7 +348,14 @@ class SampleReader:
             raise DataError(f"{SOURCE}: the columns differ in their number of rows: {counts}")
         left_out = unread_columns(list(columns), self.spec, self.label, SOURCE)
         features = Columns.of_arrays({name: column for name, column in columns.items() if name not in left_out})
-        filled, unseen = filled_inputs(features, self.spec, SOURCE, self.spec.described.table)
+        table = self.spec.described.table
+        if table is None or not table.fills:
+            features, _ = features.without_gaps(PREDICTED, SOURCE)
+        for name, column in features.items():
+            if column.dtype == object and all(value is None for value in column.tolist()):
+                is_text = table is not None and dict(table.columns).get(name) is not None
+                features[name] = np.full(len(column), "" if is_text else np.nan)
+        filled, unseen = filled_inputs(features, self.spec, SOURCE, table)
         arrays, _ = self.spec.samples(filled, SOURCE)
         dataset = ArrayDataset(arrays, shared=self.spec.shared(arrays))
         return Samples(dataset, "row", row_names(len(dataset)), None, f"{SOURCE}: {'; '.join(unseen)}" if unseen else None)

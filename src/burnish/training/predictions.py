@@ -26,9 +26,6 @@ from burnish.training.trained_model import TrainedModel
 
 Kind = Literal["classes", "questions", "scores", "values"]
 CLASS_AXIS = 1
-EVEN_ODDS = 0.5
-LABELS_BETWEEN = ";"
-"""What stands between the labels of a sample."""
 
 
 @dataclass(frozen=True)

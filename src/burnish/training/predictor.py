@@ -23,6 +23,7 @@ from burnish.data.unlabelled import Samples
 from burnish.errors import ConfigurationError, DataWarning, EngineError
 from burnish.graph import FLOATING
 from burnish.metrics.average_precision import Picture
+from burnish.metrics.classification import EVEN_ODDS
 from burnish.options import takes
 from burnish.training.predictions import (
     Answer,
@@ -43,8 +44,6 @@ from burnish.warn import warn
 BATCH_SIZE = 32
 UNSAID = (None, "error", "auto")
 """Values of options that say nothing: those of the run count."""
-YES = 0.5
-"""Above this probability a question is answered with yes."""
 NO_AND_YES = ("no", "yes")
 SHOWN = 6
 """How many of several values or boxes a text names."""
@@ -499,7 +498,7 @@ def _of_numbers(
     if answer.kind == "questions" and len(numbers) == 1:
         yes = float(numbers[0])
         two = known if known is not None and len(known) == 2 else NO_AND_YES
-        scores, chosen = np.array([1 - yes, yes]), int(yes >= YES)
+        scores, chosen = np.array([1 - yes, yes]), int(yes >= EVEN_ODDS)
         return Prediction(name, two[chosen] if is_known else None, float(scores[chosen]), scores, two, outputs=outputs)
     names = tuple(class_names(known, len(numbers)))
     if not is_known:
@@ -507,7 +506,7 @@ def _of_numbers(
     best = int(np.argmax(numbers))
     label: str | tuple[str, ...] = names[best]
     if answer.kind == "questions":
-        label = tuple(each for each, number in zip(names, numbers, strict=True) if number > YES)
+        label = tuple(each for each, number in zip(names, numbers, strict=True) if number > EVEN_ODDS)
     return Prediction(name, label, float(numbers[best]), numbers, names, outputs=outputs)
 
 
