@@ -253,6 +253,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """The steps of one process, for the page on performance: milliseconds, and how many times as fast as the best of PyTorch."""
     single = [row for row in in_order(rows) if row["workers"] == 1]
     ours = _present(single, OURS)
+    titles = [title.removeprefix("ONNX Runtime, ").capitalize() for title in ours.values()]
     lines = []
     for row in single:
         best = best_of(row, PYTORCH)
@@ -261,7 +262,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             seconds = second_least(row, column)
             cells.append(_time(row, column) + ("" if best is None or seconds is None else f" ({best / seconds:.2f})"))
         lines.append([_title(row["model"]), str(row["batch"]), *cells])
-    return "\n".join(_markdown(["Model", "Batch", "PyTorch eager", "PyTorch, best", *ours.values()], lines))
+    return "\n".join(_markdown(["Model", "Batch", "PyTorch eager", "PyTorch, best", *titles], lines))
 
 
 def published(path: Path | None) -> str:
