@@ -39,7 +39,7 @@ def _section(name: str, command: Any) -> str:
     listed = described(command)
     arguments = [one for one in listed if one.is_argument]
     options = [one for one in listed if not one.is_argument]
-    parts = [f"## burnish {name}", summary(command.help, "`"), f"```sh\n{usage(f'burnish {name}', listed)}\n```"]
+    parts = [f"## burnish {name}", summary(command.help, "`"), f"```text\n{usage(f'burnish {name}', listed)}\n```"]
     if arguments:
         parts.append(_table("Argument", arguments))
     groups = list(dict.fromkeys(one.group for one in options))
