@@ -141,6 +141,19 @@ class ObjectiveWarning(_Escaped, UserWarning):
     """
 
 
+class NothingLearnedWarning(_Escaped, UserWarning):
+    """A run of fine-tuning ended no better than a model that gives the same answer for each sample; the message says what to try.
+
+    Attributes:
+        loss: where the run ended; of the evaluation data if nothing was learned that holds for these alone.
+        chance: the loss of always giving the share of each class, or the best value.
+    """
+
+    def __init__(self, message: str, loss: float | None = None, chance: float | None = None):
+        super().__init__(message)
+        self.loss, self.chance = loss, chance
+
+
 class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 

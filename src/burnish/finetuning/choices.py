@@ -13,6 +13,7 @@ from typing import Any
 from burnish.data.splitting import SPLIT
 from burnish.errors import CheckpointError
 from burnish.files.file_writing import write_text
+from burnish.finetuning.chance import Chance
 from burnish.finetuning.planning import Plan
 from burnish.finetuning.quantization import Quantization
 from burnish.finetuning.tasks import LANGUAGE
@@ -63,6 +64,7 @@ class Choices:
         batch: ``open`` for a file of one sample.
         quantize: as ``burnish.finetune`` takes it.
         stages: one after the other.
+        chance, remedies: as ``Plan`` has them.
     """
 
     model: str
@@ -80,6 +82,8 @@ class Choices:
     batch: str | None
     quantize: Any
     stages: tuple[ChosenStage, ...]
+    chance: Chance | None = None
+    remedies: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: str, planned: Plan, samples: int, quantize: str | Mapping[str, Any] | None) -> Choices:
@@ -107,6 +111,8 @@ class Choices:
             prepared.batch,
             quantize,
             tuple(stages),
+            planned.chance,
+            planned.remedies,
         )
 
     @classmethod
@@ -121,7 +127,9 @@ class Choices:
             given = {field.name: kept[field.name] for field in fields(cls)}
             given |= {"lr": float(kept["lr"]), "batch_size": int(kept["batch_size"]), "samples": int(kept["samples"])}
             stages = [{**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in kept["stages"]]
-            return cls(**{**given, "metrics": tuple(kept["metrics"]), "stages": tuple(ChosenStage(**each) for each in stages)})
+            given |= {"metrics": tuple(kept["metrics"]), "remedies": tuple(map(str, kept["remedies"]))}
+            given["chance"] = None if kept["chance"] is None else Chance(**kept["chance"])
+            return cls(**{**given, "stages": tuple(ChosenStage(**each) for each in stages)})
         except UNREADABLE as error:
             raise CheckpointError(
                 f"'{folder}' holds no run of burnish finetune that can go on ({error}): begin one, without --resume"

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from burnish import engines
 from burnish.data import Dataset, Loader
 from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperatorError
-from burnish.finetuning.options import AUTO, KEEP
+from burnish.finetuning.options import AUTO, INSERT, KEEP
 from burnish.graph.annotations import marked_sample_axis
+from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
 from burnish.program.layout import Axes, to_model
@@ -63,7 +64,6 @@ def _is_open(extent: int | ir.SymbolicDim) -> bool:
     return not isinstance(extent, int)
 
 
-INSERT = "insert"
 WAYS = (AUTO, INSERT, KEEP)
 CALIBRATED, AT_ONCE = 128, 32
 """Samples of which the statistics are taken at most; of them in a batch."""
@@ -72,7 +72,14 @@ LEAST_BATCH = 8
 
 
 def with_normalization(
-    model: ir.Model, dataset: Dataset, trained: Collection[str], way: str, batch_size: int | None, seed: int, notes: list[str]
+    model: ir.Model,
+    dataset: Dataset,
+    trained: Collection[str],
+    way: str,
+    batch_size: int | None,
+    seed: int,
+    notes: list[str],
+    is_random: bool = False,
 ) -> tuple[ir.Model, tuple[str, ...]]:
     """Put batch normalization after layers that train and into which it was folded; noted is what was done, and why.
 
@@ -89,6 +96,8 @@ def with_normalization(
         batch_size: of the steps; None where that is still to be chosen, which is then 8 or more.
         seed: of the choice of samples.
         notes: gets a line.
+        is_random: the weights were not trained: with ``insert`` the new layers have the scale 1 and bias 0 of a module. What such
+            a network gives is not worth keeping, and may be nearly the same for all samples.
 
     Returns:
         The model, and the biases before the new layers, which these take out again: they need no training.
@@ -119,13 +128,27 @@ def with_normalization(
         notes.append(f"{kept}, as a batch of {least} is too small to normalize by")
         return model, ()
     names = [node.name or layer_name(node) for node in layers]
+    is_fresh = is_random and way == INSERT
+    kept_as = "with scale 1 and bias 0, as the weights are random" if is_fresh else "so that no output changes"
     notes.append(
         f"normalization: put after {len(layers)} layers{' into which the exporter folded it' if way == AUTO else ''}, with the "
-        f"statistics of {min(len(dataset), CALIBRATED)} samples, so that no output changes; it is folded again in the tuned file "
+        f"statistics of {min(len(dataset), CALIBRATED)} samples, {kept_as}; it is folded again in the tuned file "
         "(folded_norm='keep', --folded-norm keep: leave it out)"
     )
     biases = tuple(name for node in layers if (name := _initializer(node, 2)) is not None and name in trained)
-    return _inserted(model, names, dataset, seed), biases
+    inserted = _inserted(model, names, dataset, seed)
+    if is_fresh:
+        _begin_afresh(inserted, {node.outputs[0].name for node in layers})
+    return inserted, biases
+
+
+def _begin_afresh(model: ir.Model, normalized: Collection[str | None]) -> None:
+    """Give the batch normalization of these values scale 1 and bias 0, in place."""
+    for node in model.graph:
+        if node.op_type == "BatchNormalization" and node.inputs[0] is not None and node.inputs[0].name in normalized:
+            for value, number in zip(node.inputs[1:3], (1.0, 0.0), strict=True):
+                assert value is not None
+                set_initializer(value, np.full_like(initial_array(value), number))
 
 
 def _inserted(model: ir.Model, names: Sequence[str], dataset: Dataset, seed: int) -> ir.Model:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from burnish.training.callbacks import Callback
 
 AUTO, NEW, KEEP = "auto", "new", "keep"
+INSERT = "insert"
 HEADS = (AUTO, NEW, KEEP)
 CONSTANT, COSINE, ONE_CYCLE = "constant", "cosine", "one_cycle"
 

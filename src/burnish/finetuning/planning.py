@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 import weakref
@@ -17,6 +18,7 @@ from burnish.compiler.compile import compile
 from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import Dataset, DataSpec, TextDataset
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
+from burnish.finetuning.chance import Chance, chance_of, remedies
 from burnish.finetuning.options import CONSTANT, ONE_CYCLE, FinetuneOptions
 from burnish.finetuning.preparation import Transfer, folding_said, quietly
 from burnish.finetuning.rates import (
@@ -39,11 +41,13 @@ from burnish.program import Program, Role
 from burnish.program.layout import samples_first
 from burnish.program.state import Weights
 from burnish.training.run_data import fixed_batch, samples_left_out
+from burnish.training.session import Session
 from burnish.validation import is_whole
 
 GRADUAL = "gradual"
 PARTS = 3
 """Parts that the layers before the head are cut into, for gradual unfreezing."""
+BATCHES_AT_THE_START = 4
 WARMUP = 0.05
 """The part of a stage's steps in which the learning rate rises."""
 
@@ -76,6 +80,8 @@ class Plan:
         layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
         notes: what was decided, and why, a line each.
         trials: programs of stages that were compiled for the decision.
+        chance: the figures of a model that has learned nothing; None if they are not known.
+        remedies: what to try if the run ends there.
     """
 
     transfer: Transfer
@@ -86,6 +92,8 @@ class Plan:
     layer_decay: float | None
     notes: tuple[str, ...]
     trials: Mapping[Stage, Trial] = field(default_factory=dict, compare=False, repr=False)
+    chance: Chance | None = None
+    remedies: tuple[str, ...] = ()
 
     def trial(self, stage: Stage) -> Trial | None:
         """Return what was compiled of a stage already, for a run to go on with; None where nothing was, or it does not serve."""
@@ -145,6 +153,9 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
     is_cached = options.cached_features and options.augment is None
     stages = tuple(_with_cache(stage, trial, is_cached, notes) for stage in stages)
     last, batch_size, lr = stages[-1], options.batch_size, options.lr
+    spec = transfer.spec
+    chance = None if spec is None else chance_of(transfer.task.loss, dataset, spec)
+    unknown: tuple[str, ...] = ()
     if batch_size is None or lr is None:
         program = trial(last)
         if batch_size is None:
@@ -152,6 +163,16 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
             batch_size, why = chosen_batch(program, longest, len(dataset))
             notes.append(why)
         samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
+        is_trained = transfer.is_trained
+        if chance is not None and not (transfer.is_new or last.cached):
+            begun = _loss_at_the_start(program, dataset, batch_size, options)
+            if chance.is_reached({"loss": begun}):
+                is_trained = is_trained or False
+                notes.append(
+                    f"start: with the head of the file the loss begins at {begun:.4g}, and chance comes to {chance.said}, so the "
+                    "file knows nothing of these labels (head='new', --head new, draws a head for them)"
+                )
+                unknown = ("draw a head for these labels: head='new' (--head new)",)
         if lr is None:
             batches = repeated(dataset, batch_size, options.seed, DataSpec.by(program))
             if last.cached:
@@ -162,13 +183,31 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
                 if transfer.task.kind == LANGUAGE:
                     highest = HIGHEST_OF_ADAMW
                     usual = USUAL_OF_ADAMW if options.adapters is None else USUAL_OF_ADAPTERS
-                lr, why = find_rate(program, batches, tests, highest, usual, **options.running)
+                lr, why = find_rate(
+                    program,
+                    batches,
+                    tests,
+                    highest,
+                    usual,
+                    steps=max(1, last.epochs * -(-len(dataset) // batch_size)),
+                    is_trained=is_trained is not False,
+                    is_constant=options.schedule == CONSTANT,
+                    **options.running,
+                )
             notes.append(why)
     if options.layer_decay is not None:
         notes.append(f"rates: {options.layer_decay:g} times that from each layer to the one before it")
     tried = {stage: trials[stage] for stage in stages if stage in trials}
     planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, options.schedule, options.layer_decay, (), tried)
-    return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
+    next_ones = () if spec is None or chance is None else (*unknown, *remedies(transfer, dataset, spec, options))
+    return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))), chance=chance, remedies=next_ones)
+
+
+def _loss_at_the_start(program: Program, dataset: Dataset, batch_size: int, options: FinetuneOptions) -> float:
+    """The loss of some batches before the first step."""
+    batches = itertools.islice(repeated(dataset, batch_size, options.seed, DataSpec.by(program)), BATCHES_AT_THE_START)
+    with quietly(), Session(program, **options.running) as session:
+        return float(session.evaluate_data(batches)["loss"])
 
 
 def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | None = None, steps_per_epoch: int = 1) -> Program:

@@ -27,6 +27,7 @@ from burnish.finetuning.normalization import settle_outputs, takes_one_sample, w
 from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
 from burnish.finetuning.targets import Scale, add_output_scale, fold_output_scale, is_near, standardize_head, target_scale
 from burnish.finetuning.tasks import LANGUAGE, SHOWN, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
+from burnish.finetuning.untrained_weights import are_random
 from burnish.graph import bodies, garbage_kept, hold_single_precision
 from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, INITIAL
 from burnish.graph.names import other_names, select_named
@@ -63,6 +64,8 @@ class Transfer:
         notes: what was decided, and why, a line each.
         idle: biases that a batch normalization put in after them takes out again; they stay as they are.
         evaluation: the part of the data that is held out; None where nothing is.
+        is_trained: whether the layers before the head were trained before; None where that cannot be told.
+        spec: what the model takes of data.
     """
 
     model: ir.Model
@@ -74,6 +77,8 @@ class Transfer:
     task: Task
     idle: tuple[str, ...] = ()
     evaluation: Dataset | None = None
+    is_trained: bool | None = None
+    spec: DataSpec | None = None
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
         """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
@@ -83,7 +88,8 @@ class Transfer:
         """
         held = self.frozen if frozen is None else tuple(frozen)
         scaled: dict[str, Any] = {}
-        if self.is_new and not set(self.trainable) <= {*held, *self.head.initializers}:
+        is_ahead = self.is_new and self.is_trained is not False
+        if is_ahead and not set(self.trainable) <= {*held, *self.head.initializers}:
             scaled = {name: {"lr_scale": HEAD_SCALE} for name in self.head.initializers}
         return {**scaled, **dict.fromkeys((*held, *self.idle), "frozen")}
 
@@ -205,8 +211,12 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
             is_new, notes[:] = False, [note for note in notes if not note.startswith("head:")]
             notes.insert(0, f"head: {task.called} that of {options.adapters}, for {count} classes")
     frozen = _frozen(model, layer, options.freeze_until, task.outputs)
+    known = [name for name in _weights(model) if not is_new or name not in layer.initializers]
+    is_trained = _were_trained(model, known, bool(frozen), notes)
     trained = {*_trainable(model, task.outputs)} - {*frozen, *layer.initializers}
-    model, idle = with_normalization(model, dataset, trained, options.folded_norm, options.batch_size, seed, notes)
+    model, idle = with_normalization(
+        model, dataset, trained, options.folded_norm, options.batch_size, seed, notes, is_trained is False
+    )
     if batch is not None:
         settle_outputs(model)  # a new head has new shapes
     hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
@@ -216,7 +226,7 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
         notes.insert(0, said)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {options.freeze_until!r} stay as they are, bit for bit")
-    made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle, evaluation)
+    made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle, evaluation, is_trained, spec)
     if made.largest_scale() > 1:
         rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"
         made = replace(made, notes=(*notes, rates))
@@ -534,11 +544,29 @@ def _trainable(model: ir.Model, outputs: str | Sequence[str]) -> list[str]:
     """The weights that a loss which reads these values trains; those of another head it does not."""
     if adapters := read_adapters(model.metadata_props):
         return list(adapters.trained)
-    weights = [name for name, kind in classify_initializers(model).items() if kind is InitializerKind.WEIGHT]
+    weights = _weights(model)
     names = {outputs} if isinstance(outputs, str) else {*outputs}
     read = [value for node in model.graph for value in node.outputs if value.name in names]
     reached = reached_by_gradients(model.graph, read)
     return [name for name in weights if model.graph.initializers[name] in reached] or weights
+
+
+def _weights(model: ir.Model) -> list[str]:
+    return [name for name, kind in classify_initializers(model).items() if kind is InitializerKind.WEIGHT]
+
+
+def _were_trained(model: ir.Model, weights: Collection[str], has_frozen: bool, notes: list[str]) -> bool | None:
+    """Tell whether weights were trained before, and note if they were not; None where that cannot be told."""
+    count, is_random = are_random(model, weights)
+    if is_random:
+        which = "the one layer" if count == 1 else f"all {count} layers"
+        follows = "all layers learn at one rate"
+        if has_frozen:
+            follows = "what is frozen stays as it is all the same: leave out freeze_until (--freeze-until) to train it"
+        notes.append(
+            f"weights: they look random in {which} large enough to tell, so the file was not trained, or hardly; {follows}"
+        )
+    return None if is_random is None else not is_random
 
 
 def _weights_in_order(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[str]]]:

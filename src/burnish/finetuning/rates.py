@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,18 @@ FAR_BELOW_DIVERGENCE, FAR_BELOW_THE_LAST = 30, 300
 """Times lower than the diverging rate, or than the last of tests that never diverge, the least loss is that of easy batches."""
 LEAST_FALL, DEVIATIONS = 0.02, 2.0
 """A fall is clear beyond so much of the loss, and beyond so many standard deviations of losses of batches."""
+TRIAL_STEPS, MOST_TRIALS, MOST_IDLE = 100, 8, 4
+"""Steps that are taken at one rate, where range tests do not tell; rates that are tried at most, and without any effect."""
+TRIAL_RATIO = 10**0.5
+"""Between a rate and the next lower one that is tried."""
+TRIAL_RISE, TRIAL_END = 0.1, 0.25
+"""The parts of a trial in which the rate rises, and whose losses are what it came to."""
+TRIAL_FALL = 0.05
+"""The loss of a trial has fallen clearly beyond so much of where it began."""
+AS_GOOD = 0.9
+"""Of the largest fall: a rate whose loss falls by so much is as good."""
+TRIAL_BYTES = 1 << 28
+"""Batches that are kept, for all trials to take the same."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +154,66 @@ class RangeTest:
         return cls(lowest, tuple(losses), tuple(smoothed), has_diverged)
 
 
+@dataclass(frozen=True)
+class RateTrial:
+    """Steps from the initial state at one rate.
+
+    Attributes:
+        rate: that it rises to.
+        losses: one for each step.
+        has_diverged: whether the loss grew to one and a half times what it began with, or was no longer finite.
+    """
+
+    rate: float
+    losses: tuple[float, ...]
+    has_diverged: bool
+
+    @property
+    def final(self) -> float:
+        """The loss that the last steps came to; infinite if it diverged."""
+        return (
+            math.inf if self.has_diverged else float(np.mean(self.losses[-max(HARMLESS, round(TRIAL_END * len(self.losses))) :]))
+        )
+
+    @classmethod
+    def take(cls, session: Session, batches: Sequence[Mapping[str, Any]], rate: float, steps: int, falls: bool) -> RateTrial:
+        """Take the steps, from the state that the session is in.
+
+        Args:
+            session: takes ``lr`` with each step.
+            batches: taken in turn.
+            rate: after a short rise.
+            steps: how many.
+            falls: let the rate fall as a cosine does after the rise, as that of a whole run.
+        """
+        losses: list[float] = []
+        smoothed, rise = 0.0, max(1, round(TRIAL_RISE * steps))
+        for step in range(steps):
+            part = (step + 1) / rise if step < rise else 1.0
+            if falls and step >= rise:
+                part = (1 + math.cos(math.pi * (step - rise) / (steps - rise))) / 2
+            try:
+                loss = session.step(batches[step % len(batches)], lr=rate * part)["loss"]
+            except NonFiniteLossError:
+                return cls(rate, tuple(losses), True)
+            losses.append(loss)
+            smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * loss if step else loss
+            initial = float(np.mean(losses[:HARMLESS]))
+            if smoothed > initial + DIVERGED * abs(initial):
+                return cls(rate, tuple(losses), True)
+        return cls(rate, tuple(losses), False)
+
+
 def find_rate(
     program: Program,
     batches: Iterable[Mapping[str, Any]],
     tests: int = FEWEST_TESTS,
     highest: float = HIGHEST_RATE,
     usual_of_adamw: float | None = None,
+    *,
+    steps: int = TRIAL_STEPS,
+    is_trained: bool = True,
+    is_constant: bool = False,
     **options: Any,
 ) -> tuple[float, str]:
     """Return a learning rate for a program, and a line that says why.
@@ -165,6 +231,10 @@ def find_rate(
     Of AdamW the rate is a tenth of that at the least loss, the lowest of all tests; where the loss does not fall clearly, a
     hundredth of that at which it diverges, or a usual one. ``docs/language-models.md`` says what was tried.
 
+    All this suits weights that were trained before. From random ones the loss may stay where it is for longer than a range test,
+    and then fall. Then up to 100 steps are taken at each of some rates, from the highest down by half decades, all from the
+    initial state on the same batches; the rate is the one at which the loss came to least. So it is if range tests tell nothing.
+
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and how the two
     estimates are weighed: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
 
@@ -174,10 +244,15 @@ def find_rate(
         tests: how many tests are taken.
         highest: rate that is tried; on a few samples, which the steps soon know by heart, no loss may tell that it is too high.
         usual_of_adamw: the rate of a program with AdamW where nothing is known; None for one with SGD.
+        steps: of the run; no trial at one rate is longer.
+        is_trained: whether the weights were trained before. If not, rates are tried one by one; else only if range tests tell
+            nothing.
+        is_constant: whether the rate stays the same during the run.
         options: as ``Session`` takes them.
     """
     supply = iter(batches)
     done: list[RangeTest] = []
+    tests = tests if is_trained else 1
     with Session(program, **options) as session:
         initial = session.state()
         lowest, is_lowered = LOWEST_RATE, 0
@@ -191,7 +266,16 @@ def find_rate(
                 break  # no batch is left
             done.append(test)
             lowest = max(lowest, done[0].rate(done[0].least - BELOW_THE_LEAST))
-    return _judged(done) if usual_of_adamw is None else _judged_of_adamw(done, usual_of_adamw)
+        if usual_of_adamw is not None:
+            return _judged_of_adamw(done, usual_of_adamw)
+        found = _judged(done)
+        if not is_trained or _tells_nothing(done):
+            top = min([highest, *(test.last for test in done if test.has_diverged)])
+            length = min(TRIAL_STEPS, steps)
+            kept = _kept(supply, length)
+            trials = _trials(session, initial, kept, top, length, length == steps and not is_constant) if kept else []
+            return _best_of(trials, is_trained) or found
+    return found
 
 
 def _judged_of_adamw(tests: list[RangeTest], usual: float) -> tuple[float, str]:
@@ -210,6 +294,77 @@ def _judged_of_adamw(tests: list[RangeTest], usual: float) -> tuple[float, str]:
         )
     why = "as there was no batch to try" if not tests else "as the loss of trial steps fell clearly at no rate"
     return usual, f"lr: {usual:g}, a usual one of AdamW, {why}"
+
+
+def _tells_nothing(tests: list[RangeTest]) -> bool:
+    """True if the loss of no test fell clearly, and none diverged."""
+    return not any(test.has_diverged for test in tests) and not _have_fallen(tests)
+
+
+def _kept(batches: Iterator[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return so many batches, or fewer if they take much memory."""
+    kept: list[Mapping[str, Any]] = []
+    size = 0
+    for batch in itertools.islice(batches, count):
+        kept.append(batch)
+        size += sum(np.asarray(array).nbytes for array in batch.values())
+        if size > TRIAL_BYTES:
+            break
+    return kept
+
+
+def _trials(
+    session: Session, state: Mapping[str, Any], batches: list[Mapping[str, Any]], top: float, steps: int, falls: bool
+) -> list[RateTrial]:
+    """Try rates from the top down until the loss comes to more than at a higher one, at which it fell clearly."""
+    trials: list[RateTrial] = []
+    rate = top
+    while len(trials) < MOST_TRIALS:
+        trials.append(RateTrial.take(session, batches, rate, steps, falls))
+        session.load_state(state)
+        best = min(trial.final for trial in trials)
+        has_passed = trials[-1].final > best and _fall(trials) > 0
+        if has_passed or (not _fall(trials) and sum(not trial.has_diverged for trial in trials) >= MOST_IDLE):
+            break
+        rate /= TRIAL_RATIO
+    return trials
+
+
+def _start(trials: list[RateTrial]) -> float:
+    """The loss where all trials began, as those of the lowest rate tell."""
+    return float(np.mean(trials[-1].losses[:HARMLESS])) if trials[-1].losses else math.inf
+
+
+def _fall(trials: list[RateTrial]) -> float:
+    """By how much the loss fell at best; 0 if that is not clear."""
+    start = _start(trials)
+    fall = start - min(trial.final for trial in trials)
+    least = max(TRIAL_FALL * abs(start), DEVIATIONS * _deviation([trial.losses[:HARMLESS] for trial in trials]))
+    return fall if math.isfinite(fall) and fall > least else 0.0
+
+
+def _best_of(trials: list[RateTrial], is_trained: bool) -> tuple[float, str] | None:
+    """The rate that trials say, and a line that says why; None if they do not tell either."""
+    harmless = [trial for trial in trials if not trial.has_diverged]
+    if not harmless:
+        return None
+    start, fall, steps = _start(trials), _fall(trials), len(harmless[0].losses)
+    if not fall and is_trained:
+        return None
+    if not fall:
+        least = min(trial.final for trial in harmless)
+        lr = _rounded(max(trial.rate for trial in harmless if trial.final <= least + LEAST_FALL * abs(start)))
+        return lr, (
+            f"lr: {lr:g}, the highest that does no harm, as the loss fell clearly in none of {len(trials)} trials of {steps} "
+            "steps at one rate each"
+        )
+    best = [trial.rate for trial in harmless if start - trial.final >= AS_GOOD * fall]
+    lr = _rounded(_mean(best))
+    ends = ", ".join(
+        f"{'diverged' if trial.has_diverged else f'{trial.final:.2g}'} at {_rounded(trial.rate):g}" for trial in reversed(trials)
+    )
+    between = f", the geometric mean of {len(best)} that are as good" if len(best) > 1 else ""
+    return lr, f"lr: {lr:g}{between}; in {steps} trial steps at one rate each the loss came from {start:.2g} to {ends}"
 
 
 def _judged(tests: list[RangeTest]) -> tuple[float, str]:
@@ -249,9 +404,13 @@ def _have_fallen(tests: list[RangeTest]) -> bool:
         return False
     initial = float(np.mean(start))
     fall = initial - float(np.mean([test.smoothed[test.least] for test in tests]))
-    differences = np.concatenate([np.diff(test.start) for test in tests])
-    deviation = math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
-    return fall > max(LEAST_FALL * abs(initial), DEVIATIONS * deviation)
+    return fall > max(LEAST_FALL * abs(initial), DEVIATIONS * _deviation([test.start for test in tests]))
+
+
+def _deviation(starts: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of losses of batches, from the differences of neighbours; infinite where there are none."""
+    differences = np.concatenate([np.diff(start) for start in starts])
+    return math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
 
 
 def _mean(rates: list[float]) -> float:

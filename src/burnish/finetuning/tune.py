@@ -23,6 +23,7 @@ from burnish.data.table_graph import fed_by
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.files.file_writing import check_output
 from burnish.files.model_file import save_model
+from burnish.finetuning.chance import warning_of
 from burnish.finetuning.choices import OBJECTS, QUANTIZED, Choices
 from burnish.finetuning.detectors import file_line
 from burnish.finetuning.normalization import takes_one_sample
@@ -42,6 +43,7 @@ from burnish.training.predictor import Prediction, Predictor
 from burnish.training.run_position import is_better
 from burnish.training.run_results import TrainingResult
 from burnish.training.trainer import Trainer
+from burnish.warn import warn
 
 STEP = "step"
 """The metadata of a tuned file: its figures, and on which data they were taken."""
@@ -208,6 +210,10 @@ def tune(
     for number, stage in enumerate(choices.stages):
         if not stage.quantized:
             tuned, result = run.train(choices, number, None, loss)
+            if choices.is_whole(number) and choices.chance is not None:
+                best = result.best if options.is_evaluated else None
+                if (said := warning_of(choices.chance, choices.remedies, result.history, best)) is not None:
+                    warn(said)
             continue
         files = {"float32": tuned, "quantized_after_training": run.folder / QUANTIZED}
         integers = Quantization.read(choices.quantize)
