@@ -43,6 +43,9 @@ def test_groups_of_a_table_are_no_feature(run, folder):
     result = run(*"train model.onnx --data table.csv --lr 0.01 --eval-split group:patient:0.3 -o run".split())
     assert "held out 12 of 40 samples (3 of 10 groups by 'patient', stratified by 'label', seed 0)" in result.output
     assert len(held("run")["groups"]) == 3
+    judged = run("evaluate", "run", "table.csv")  # with the column of groups in it
+    assert "table.csv: 40 samples" in judged.output
+    assert "columns: read by their names: 'f0', 'f1'" in run("inspect", "run/tuned.onnx").output
 
 
 def test_finetune_holds_out_the_same_part_in_each_stage(run, folder):

@@ -132,7 +132,9 @@ def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
     pixels |= {} if described.sound is None else {"sound": described.sound.text()}
-    pixels |= {} if described.table is None else {"columns": described.table.text()}
+    if described.table is not None:
+        names = ", ".join(f"'{name}'" for name, _ in described.table.columns)
+        pixels["columns"] = described.table.text() or f"read by their names: {names}"
     return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 
 

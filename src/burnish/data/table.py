@@ -110,6 +110,9 @@ def table_dataset(
     if spec.label is not None:
         _check_held(held.only(chosen), dict.fromkeys(chosen, spec.label), named)
     table, doubts = _described(features, spec, source, missing, scaling, coded)
+    if group is not None and table is None and len(spec.data) == 1:  # by name, as the column of groups is in the file too
+        table = TableDescription(tuple((name, None) for name in features))
+    table = coded if table is None else table
     filled, unseen = filled_inputs(features, spec, source, table)
     said += unseen
     if table is not None and table is not spec.described.table and (text := table.text()):
