@@ -46,6 +46,10 @@ def images(folder):
             "--missing drop is for rows of a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
         ),
         (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
+        (
+            (*TRAIN, "--data", "data.npz", "--columns", "standardize"),
+            "--columns standardize is for a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
+        ),
         ((*TRAIN, "--data", "data.npz", "--batch-size", "1_0"), "'1_0' is no number in the digits 0 to 9"),
         ((*TRAIN, "--data", "data.npz", "--output", ""), "Invalid value for '--output': it is empty: give a value, or"),
         ((*TRAIN, "--data", " "), "Invalid value for '--data': it is empty: give a value, or leave it out"),

@@ -215,6 +215,12 @@ def test_what_cannot_be_is_said(tmp_path):
         ConfigurationError, match=r"columns='standardise' \(--columns\): give 'auto', 'standardize', 'raw' \(did you"
     ):
         open_dataset(path, whole, columns="standardise")
+    for option, message in (
+        ({"label_separator": ";"}, "label_separator .* divides the texts"),
+        ({"columns": "raw"}, "columns='raw'"),
+    ):
+        with pytest.raises(DataError, match=f"digits: {message}.*: leave it out"):
+            open_dataset("digits", whole, **option)
     spec = DataSpec((data_entry(3, name="x"),), class_entry(), described=DataDescription(is_initial=True), is_training=True)
     with pytest.raises(DataError, match="column 'income' has no value in any row: remove it"):
         open_dataset(written(tmp_path, "age,income,same,label\n1,,2,0\n2,NA,3,1\n", "none.csv"), spec, missing="mean")

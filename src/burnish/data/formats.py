@@ -332,6 +332,19 @@ def check_sound(source: str | Path, form: Format, sound: SoundLike | None) -> No
         )
 
 
+def check_columns(source: str | Path, form: Format, separator: str | None, columns: str) -> None:
+    """Raise DataError where an option of tables is given for data that are none."""
+    if separator is not None and form.holds not in ("table", "texts"):
+        raise DataError(
+            f"{source}: label_separator (--label-separator) divides the texts in the label column of a table, and these are "
+            f"{form.holds}: leave it out"
+        )
+    if columns != "auto" and form.holds != "table":
+        raise DataError(
+            f"{source}: columns='{columns}' (--columns) is for the columns of a table, and these are {form.holds}: leave it out"
+        )
+
+
 def check_pixels(source: str | Path, form: Format, pixels: PixelsLike | None) -> None:
     """Raise DataError where something is to be done to the pixels of data that hold none."""
     if pixels is not None and form.holds not in ("images", "arrays"):

@@ -12,7 +12,7 @@ import numpy as np
 from burnish.data.batches import Batches
 from burnish.data.data_spec import DataSpec, check_held
 from burnish.data.dataset import ArrayDataset, Dataset, group_values
-from burnish.data.formats import Opening, check_group, check_pixels, check_sound, check_text, format_of, help_text
+from burnish.data.formats import Opening, check_columns, check_group, check_pixels, check_sound, check_text, format_of, help_text
 from burnish.data.huggingface import ColumnImages, columns_dataset, image_column, is_columnar, refuse_splits
 from burnish.data.label_coding import are_lists, divided, several_labels, takes_several
 from burnish.data.missing_values import Missing, check_missing
@@ -116,6 +116,7 @@ def _opened(asked: Opening) -> Dataset:
     form = format_of(asked.source)
     check_text(asked.source, form, asked.text)
     check_pixels(asked.source, form, asked.pixels)
+    check_columns(asked.source, form, asked.separator, asked.columns)
     check_group(asked.source, form, asked.group)
     check_sound(asked.source, form, asked.sound)
     return form.open(asked)

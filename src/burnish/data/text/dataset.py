@@ -397,8 +397,12 @@ def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
 
 
 def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
-    """Return whether a loss compares each token with a label: their number is open where that of the tokens is."""
-    return len(label.extents) == 2 and isinstance(label.extents[1], int) <= isinstance(tokens.extents[1], int)
+    """Return whether a loss compares each token with a class: their number is open where that of the tokens is."""
+    return (
+        not label.dtype.is_floating_point()
+        and len(label.extents) == 2
+        and isinstance(label.extents[1], int) <= isinstance(tokens.extents[1], int)
+    )
 
 
 def _ignored(label: Entry, tokens: Entry, source: str, task: str) -> int:
