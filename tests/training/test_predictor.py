@@ -18,6 +18,7 @@ from burnish.errors import ConfigurationError, DataError, DataWarning, EngineErr
 from oracles.small_tokenizers import text_of, word_tokenizer
 from oracles.tiny_pictures_models import SSD_TEXT, small_ssd, small_unet
 
+pytestmark = pytest.mark.filterwarnings("ignore::burnish.errors.NothingLearnedWarning")
 GENERATOR = np.random.default_rng(0)
 PICTURES = GENERATOR.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
 X = GENERATOR.normal(size=(5, 4)).astype(np.float32)
