@@ -69,6 +69,13 @@ def test_numbers_of_a_model_with_initial_weights_are_standardized(tmp_path):
     np.testing.assert_allclose(later.batch(np.arange(2))["x"], [[0, 0, 0], [x[0, 0], x[0, 1], 0]], atol=1e-6)
 
 
+def test_numbers_that_float32_does_not_tell_apart_are_named(tmp_path):
+    spec = DataSpec((data_entry(2, name="x"),), class_entry(), described=DataDescription(is_initial=True), is_training=True)
+    rows = "".join(f"{10**9 + number},{1.7e9 + 3600 * number},{number % 2}\n" for number in range(40))
+    note = open_dataset(written(tmp_path, f"id,time,label\n{rows}"), spec).note
+    assert "'id': float32 rounds values so far from 0 to steps that are coarse beside their spread: take a number off" in note
+
+
 @pytest.mark.parametrize(("missing", "filled"), [("mean", 26.25), ("median", 20), ("most_frequent", 15)])
 def test_what_fills_missing_values_can_be_said(tmp_path, missing, filled):
     spec = DataSpec((data_entry(2, name="x"),), class_entry(), is_training=True)

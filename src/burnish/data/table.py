@@ -226,7 +226,14 @@ def _described(
     table = TableDescription.of(features, spec.data, source, standardizes, fill, coded)
     if table is None or not table.fills:
         features.refuse_gaps([*features], source)
-    if standardizes or scaling == RAW or not spec.is_training:
+    if standardizes and table is not None:
+        blurred = [name for name, _ in table.columns if (scale := table.scale(name)) is not None and scale.is_blurred]
+        listed = ", ".join(f"'{name}'" for name in blurred[:SHOWN])
+        said = (
+            f"{listed}: float32 rounds values so far from 0 to steps that are coarse beside their spread: take a number off them"
+        )
+        return table, [said] if blurred else []
+    if scaling == RAW or not spec.is_training:
         return table, []
     entries = {entry.name: entry for entry in spec.data} if len(spec.data) != 1 else dict.fromkeys(features, *spec.data)
     large = [

@@ -24,11 +24,20 @@ CONSTANT_SPREAD = 1e-12
 """A standard deviation below that part of the mean is rounding, of a column that is constant."""
 
 
+FLOAT32_STEP, BLUR = 2.0**-23, 0.05
+"""The step between two numbers of float32 near 1, and the share of a standard deviation at which such steps are coarse."""
+
+
 class Scale(NamedTuple):
     """How numbers are scaled: ``(x - mean) * factor``; the factor of a column that was constant in training is 0."""
 
     mean: float
     factor: float
+
+    @property
+    def is_blurred(self) -> bool:
+        """Whether float32 tells values of this mean apart by steps of a twentieth of their standard deviation at best."""
+        return abs(self.mean) * FLOAT32_STEP * self.factor > BLUR
 
     def applied(self, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """Return scaled numbers, by the operations and in the dtype in which an exported file does it: equal to the last bit."""
