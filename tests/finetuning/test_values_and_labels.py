@@ -342,3 +342,11 @@ def test_a_classifier_of_names_that_learns_values_says_nothing_of_classes():
     model = mlp((4,), 3)
     model.metadata_props["burnish.classes"] = '["a", "b", "c"]'
     assert "burnish.classes" not in made(model, (x, prices(x))).model.metadata_props
+
+
+def test_values_in_a_file_of_their_own(tmp_path):
+    x = samples()
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "prices.npy", prices(x))
+    prepared = made(small(), tmp_path / "x.npy", label=str(tmp_path / "prices.npy"))
+    assert prepared.notes[0].startswith("task: values, as the labels hold numbers with fractions")

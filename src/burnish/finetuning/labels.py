@@ -81,8 +81,11 @@ def _of_path(path: Path, label: str | None, reading: Mapping[str, Any]) -> Label
         return _of_columns({name: columns[name] for name in chosen})
     if form.name == "npz":
         return _of_arrays(read_npz(path))
-    if form.name == "npy":
-        file = next((path / f"{name}.npy" for name in ("targets", "labels", "y") if (path / f"{name}.npy").is_file()), None)
+    if form.name in ("npy", "array"):
+        places = [path / f"{name}.npy" for name in ("targets", "labels", "y")] if path.is_dir() else []
+        if path.is_file() and label is not None:
+            places = [Path(label)]
+        file = next((place for place in places if place.is_file()), None)
         return None if file is None else Labels(np.load(file, mmap_mode="r", allow_pickle=False))
     return None
 
