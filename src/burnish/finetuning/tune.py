@@ -38,10 +38,11 @@ from burnish.options import takes
 from burnish.program import Program
 from burnish.quantization.quantize import check_unquantized, remaining_line
 from burnish.training.callbacks import EarlyStopping
+from burnish.training.cells import cell
 from burnish.training.checkpoint import open_checkpoint
 from burnish.training.predictor import Prediction, Predictor
 from burnish.training.run_position import is_better
-from burnish.training.run_results import TrainingResult
+from burnish.training.run_results import TrainingResult, curves
 from burnish.training.trainer import Trainer
 from burnish.warn import warn
 
@@ -71,6 +72,16 @@ class Finetuned:
     accuracies: Mapping[str, float] = field(default_factory=dict)
     opening: Mapping[str, Any] = field(default_factory=dict, repr=False)
     evaluation: Dataset | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """The file and what it came to in one line; ``notes`` says what was decided."""
+        reached = ", ".join(f"{name}={value:.6g}" for name, value in self.result.metrics.items())
+        return f"Finetuned('{self.path}', {reached}, {self.result.steps:,} steps)"
+
+    def _repr_html_(self) -> str:
+        rows = [("file", self.path), *self.result.table()]
+        rows += [(name.replace("_", " "), f"{value:.4g}") for name, value in self.accuracies.items()]
+        return cell("Fine-tuned model", rows, curves(self.result.history), self.notes)
 
     @cached_property
     def predictor(self) -> Predictor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
-from burnish.program.signature import FEATURES, GRAPH_NAMES, GraphSignature, Signature
+from burnish.program.signature import FEATURES, GRAPH_NAMES, GraphSignature, Role, Signature
 from burnish.program.state import LazyArrays, Weights
 from burnish.targets import Target
 from burnish.validation import is_whole
@@ -50,6 +51,23 @@ class Program:
     def __repr__(self) -> str:
         """The graphs by their numbers of nodes; none is lowered for it."""
         return f"Program({self.graphs!r})"
+
+    def _repr_html_(self) -> str:
+        from burnish.training.cells import cell
+
+        return cell("Program", self.overview())
+
+    def overview(self) -> list[tuple[str, str]]:
+        """Return names and values: the inputs, the size of the parameters, loss, optimizer, metrics and precision."""
+        from burnish.training.cells import text_of
+
+        step = self.signature["step"]
+        parameters = [entry.extents for entry in step.inputs_of(Role.PARAMETER)]
+        numbers = sum(math.prod(extent for extent in extents if isinstance(extent, int)) for extents in parameters)
+        inputs = [f"{entry.name} [{', '.join(map(str, entry.extents))}]" for entry in step.inputs_of(Role.DATA, Role.LABEL)]
+        rows = [("inputs", ", ".join(inputs)), ("parameters", f"{numbers:,} numbers in {len(parameters):,} tensors")]
+        said = [(name, self.options.get(name)) for name in ("loss", "optimizer", "metrics", "precision")]
+        return rows + [(name, text_of(value)) for name, value in said if value]
 
     @property
     def init(self) -> ir.Model:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TextIO, runtime_checkable
 
 from burnish.errors import ConfigurationError, escaped
 from burnish.settings import call_hint
+from burnish.training.cells import in_notebook
 
+EPOCHS_SHOWN = 10
+"""In a cell of a notebook: lines of epochs, the last ones."""
+SECONDS_BETWEEN = 0.5
+"""Between two changes of a cell."""
 LINE_EVERY_SECONDS = 60.0
 
 
@@ -176,6 +183,46 @@ class Bar:
         self._bar.stop()
 
 
+class NotebookProgress(Lines):
+    """The progress of a run in one place of a cell, which changes: a bar, and the last epochs; notes are lines of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epochs: deque[str] = deque(maxlen=EPOCHS_SHOWN)
+        self._count, self._last, self._state, self._handle = 0, -math.inf, "", None
+
+    def step(self, reached: Reached) -> None:
+        self._speed.step(reached)
+        share = round(24 * reached.step / max(1, reached.steps))
+        bar = "█" * share + "░" * (24 - share)
+        self._state = f"{bar} epoch {reached.epoch}/{reached.epochs}  {figures(reached.metrics)}  {self._speed.text(reached)}"
+        if time.monotonic() - self._last >= SECONDS_BETWEEN:
+            self._show()
+
+    def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
+        self._count += 1
+        self._epochs.append(epoch_line(reached, evaluation))
+        if time.monotonic() - self._last >= SECONDS_BETWEEN:
+            self._show()
+
+    def close(self) -> None:
+        self._state = ""
+        if self._count:
+            self._show()
+
+    def _show(self) -> None:
+        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+        self._last = time.monotonic()
+        left_out = self._count - len(self._epochs)
+        lines = [f"... {left_out:,} epochs before"] * (left_out > 0) + [*self._epochs]
+        shown = {"text/plain": "\n".join(map(escaped, [*lines, *filter(None, [self._state])]))}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
 class _Speed:
     """Samples per second and time left, from the steps of this process."""
 
@@ -203,7 +250,9 @@ class _Speed:
 
 
 def automatic() -> Progress:
-    """Return a bar where standard output is a terminal, lines elsewhere."""
+    """Return what changes in its place in a cell of a notebook, a bar where standard output is a terminal, lines elsewhere."""
+    if in_notebook():
+        return NotebookProgress()
     return Bar() if sys.stdout is not None and sys.stdout.isatty() else Lines()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 import stat
@@ -299,6 +300,12 @@ def _hash(dataset: Dataset, place: int) -> str | None:
         content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
         digest.update(repr((name, str(array.dtype), array.shape, len(content))).encode() + content)
     return digest.hexdigest()[:16]
+
+
+def fresh_folder(folder: Path) -> Path:
+    """Return the folder for a new run: this one, or with the first number behind its name that no run has, from ``-2`` on."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([folder], others) if not CheckpointFolder(each / "checkpoints").exists)
 
 
 try:

@@ -16,12 +16,14 @@ from burnish.files.file_writing import replacing
 from burnish.graph import garbage_kept
 from burnish.installing import install_command
 from burnish.stopping import watch_interrupts
+from burnish.training.cells import cell
 
 Row = dict[str, int | float | None]
 
 COUNTS = frozenset({"step", "epoch", "samples"})
 POSITION_COLUMNS = ("step", "epoch", "samples", "seconds", "lr")
 EVALUATION_PREFIX = "eval_"
+CURVES_IN_A_CELL = 2
 TABLE, STAGES = "metrics.csv", "stages"
 """In the folder of a run: its figures, and the folders of the stages before it, by number."""
 
@@ -170,6 +172,43 @@ class TrainingResult:
     run_directory: Path
     waiting: float = 0.0
     stopped: str | None = None
+
+    def __repr__(self) -> str:
+        """The figures and the folder in one line; ``history`` has the rows."""
+        reached = ", ".join(f"{name}={value:.6g}" for name, value in self.metrics.items())
+        best = "" if self.best is None else f", best epoch {self.best['epoch']}"
+        stopped = "" if self.stopped is None else f", stopped: {self.stopped}"
+        return f"TrainingResult({reached}{best}, {self.steps:,} steps, '{self.run_directory}'{stopped})"
+
+    def _repr_html_(self) -> str:
+        return cell("Training result", [*self.table(), ("folder", self.run_directory)], curves(self.history))
+
+    def table(self) -> list[tuple[str, Any]]:
+        """Return the figures, the best epoch, steps and time, as names and values."""
+        rows = [(name.replace("_", " "), f"{value:.4g}") for name, value in self.metrics.items()]
+        rows += [*best_epoch(self.best), ("steps", f"{self.steps:,}"), ("time", f"{self.seconds:,.1f} s")]
+        return rows if self.stopped is None else [*rows, ("stopped", self.stopped)]
+
+
+def best_epoch(best: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the row of a table that says which epoch was the best, as ``TrainingResult.best`` has it; none if there is none."""
+    if best is None:
+        return []
+    return [("best epoch", f"{best['epoch']} ({best['metric'].replace('_', ' ')} {best['value']:.4g})")]
+
+
+def curves(rows: Sequence[Row]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return the curves of the loss and the first metric, on the training and the evaluation data, for ``cell``."""
+    names = [name for name in (rows[0] if rows else {}) if name not in POSITION_COLUMNS]
+    drawn = [name for name in names if not name.startswith(EVALUATION_PREFIX)][:CURVES_IN_A_CELL]
+    kinds = (("training", ""), ("evaluation", EVALUATION_PREFIX))
+    return {
+        name.replace("_", " "): {
+            label: [(float(row["step"] or 0), float(value)) for row in rows if (value := row.get(prefix + name)) is not None]
+            for label, prefix in kinds
+        }
+        for name in drawn
+    }
 
 
 class TrainingInterrupted(KeyboardInterrupt):

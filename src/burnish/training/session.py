@@ -23,6 +23,7 @@ from burnish.graph.annotations import COLUMNS
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
 from burnish.stopping import RunStopped, TimeLimit, watch_interrupts
+from burnish.training.cells import cell
 from burnish.training.checkpoint import (
     AdapterBase,
     ProgramIdentity,
@@ -158,6 +159,12 @@ class Session(TakesPart):
         found = self.describe()
         kernels = "none" if found["kernels"] is None else found["level"]
         return f"Session({found['engine']}, kernels={kernels}, threads={found['threads']}, step={self.step_count})"
+
+    def _repr_html_(self) -> str:
+        found = self.describe()
+        kernels = "none" if found["kernels"] is None else found["level"]
+        rows = [("engine", found["engine"]), ("kernels", kernels), ("threads", found["threads"]), ("steps", self.step_count)]
+        return cell("Session", [*rows, *self.program.overview()])
 
     def compare_with(self, file: Path) -> None:
         """Let the first step compare what the program predicts with what the file computes that it was compiled of, on its batch.

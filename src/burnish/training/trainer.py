@@ -26,13 +26,14 @@ from burnish.program.state import averages
 from burnish.stopping import RunStopped, TimeLimit, runs_kept
 from burnish.training import workers
 from burnish.training.callbacks.base import Callbacks, EpochReport, StepReport, StoppedByCallback
+from burnish.training.cells import cell, shell
 from burnish.training.learning_rates import Rates, warn_of_what_is_not_reached
 from burnish.training.metric_totals import Sums
 from burnish.training.progress import Reached, progress_of
 from burnish.training.run_data import RunData
-from burnish.training.run_folder import FollowedFolder, RunFolder
+from burnish.training.run_folder import FollowedFolder, RunFolder, fresh_folder
 from burnish.training.run_position import Position, StepClock
-from burnish.training.run_results import Row, StopNoted, TrainingInterrupted, TrainingResult
+from burnish.training.run_results import Row, StopNoted, TrainingInterrupted, TrainingResult, best_epoch, curves
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.trainer_options import TrainerOptions
 from burnish.version import __version__
@@ -63,7 +64,8 @@ class Trainer:
         batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out where the program does not
             take it (``norm="ghost:<size>"``).
         seed: of the order of the data, of augmentation, and of the random key.
-        run_directory: the folder of the run.
+        run_directory: the folder of the run. If it holds a run already, and neither ``resume`` nor ``overwrite`` is given, that
+            is an error; in IPython and notebooks the new run goes to a folder with a number, ``-2`` and so on, and says so.
         checkpoint_every: also save after this many steps; each epoch is saved in any case.
         step_timeout: seconds after which a step, or a batch of the evaluation, is stopped by an EngineError, with the state from
             before it saved; None: no limit. It is stopped between two operators: one that does not return by itself is not.
@@ -122,14 +124,21 @@ class Trainer:
         told = options.pixels, options.text, options.augment, options.sound
         data = RunData.open(program, train_data, options.eval_data, *told, asked, options.seed, kept)
         self.epochs, self.checkpoint_every = options.epochs, options.checkpoint_every
-        self.run_directory = Path(options.run_directory)
+        self.run_directory, folder_note = Path(options.run_directory), None
+        if shell() is not None and parallel is None and not (options.resume or options.overwrite):
+            self.run_directory = fresh_folder(Path(options.run_directory))
+            if self.run_directory != Path(options.run_directory):
+                folder_note = (
+                    f"'{options.run_directory}' holds a run already: this one goes to '{self.run_directory}' "
+                    "(resume=True goes on with a run, overwrite=True drops it)"
+                )
         if parallel is not None:
             parallel, engine = parallel.joined(options.device), "torch" if engine == "auto" else engine
         self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
         size, seed = options.batch_size, options.seed
         self._data, self.loader = data, data.training_loader(program, size, seed, self._group, options.data_workers)
         self.eval_loader = data.evaluation_loader(program, size)
-        self._notes = data.notes(program, self.loader, options.epochs)
+        self._notes = [*([] if folder_note is None else [folder_note]), *data.notes(program, self.loader, options.epochs)]
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched = _watched_figure(program, options.best_metric, data)
         self._parameters = options.parameters
@@ -183,6 +192,20 @@ class Trainer:
         evaluated = () if self.eval_loader is None else _evaluation_only(self.program, self._names)
         begin = functools.partial(self.run_folder.begin, self._names, diagnostics, last_step, evaluated)
         workers.on_first(self._group, begin, "the folder of the run")
+
+    def __repr__(self) -> str:
+        place, epochs = self._position, self.epochs
+        return f"Trainer('{self.run_directory}', epoch {place.epoch}/{epochs}, step {place.step:,}/{self.steps:,})"
+
+    def _repr_html_(self) -> str:
+        place = self._position
+        rows: list[tuple[str, Any]] = [
+            ("epochs", f"{place.epoch} of {self.epochs}"),
+            ("steps", f"{place.step:,} of {self.steps:,}"),
+            ("batch size", f"{self.loader.batch_size:,}"),
+            ("folder", self.run_directory),
+        ]
+        return cell("Trainer", [*rows, *best_epoch(place.best)], curves(self.rows))
 
     @property
     def latest(self) -> Path:
