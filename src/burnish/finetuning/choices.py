@@ -16,7 +16,6 @@ from burnish.files.file_writing import write_text
 from burnish.finetuning.chance import Chance
 from burnish.finetuning.planning import Plan
 from burnish.finetuning.quantization import Quantization
-from burnish.finetuning.tasks import LANGUAGE
 from burnish.training.run_files import RECORD, CheckpointFolder, remove_results
 from burnish.training.run_folder import CURVES
 from burnish.training.run_results import STAGES, TABLE
@@ -105,7 +104,7 @@ class Choices:
             task.kind,
             task.loss.options(),
             tuple(task.metrics),
-            ADAMW if task.kind == LANGUAGE else SGD,
+            ADAMW if prepared.uses_adamw else SGD,
             task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),
             prepared.head.names,
             prepared.batch,

@@ -32,7 +32,6 @@ from burnish.finetuning.rates import (
     repeated,
     tests_of,
 )
-from burnish.finetuning.tasks import LANGUAGE
 from burnish.graph import garbage_kept
 from burnish.importer.reading import read_model
 from burnish.optim import schedules
@@ -180,7 +179,7 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
             tests = tests_of(options.epochs * -(-len(dataset) // batch_size))
             with quietly():  # the run says the same at its first step
                 highest, usual = HIGHEST_RATE / transfer.largest_scale(last.frozen), None
-                if transfer.task.kind == LANGUAGE:
+                if transfer.uses_adamw:
                     highest = HIGHEST_OF_ADAMW
                     usual = USUAL_OF_ADAMW if options.adapters is None else USUAL_OF_ADAPTERS
                 lr, why = find_rate(

@@ -28,7 +28,7 @@ from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
 from burnish.finetuning.targets import Scale, add_output_scale, fold_output_scale, is_near, standardize_head, target_scale
 from burnish.finetuning.tasks import LANGUAGE, SHOWN, AnyHead, Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.finetuning.untrained_weights import are_random
-from burnish.graph import bodies, garbage_kept, hold_single_precision
+from burnish.graph import FLOATING, bodies, garbage_kept, hold_single_precision
 from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, INITIAL
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
@@ -101,7 +101,7 @@ class Transfer:
     def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
         """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
 
-        A language model gets AdamW without weight decay, as the gradients of its layers and tables differ by orders of magnitude.
+        A model with ``uses_adamw`` gets AdamW without weight decay.
 
         Args:
             rate: a number, or a schedule.
@@ -110,10 +110,19 @@ class Transfer:
         """
         groups = self.groups(frozen)
         plain: optim.Optimizer = optim.sgd(lr=rate, momentum=MOMENTUM)
-        if self.task.kind == LANGUAGE:
+        if self.uses_adamw:
             plain = optim.adamw(lr=rate, weight_decay=0.0)
         grouped = optim.groups(plain, groups) if groups else plain
         return grouped if layer_decay is None else optim.layerwise_decay(grouped, layer_decay)
+
+    @property
+    def uses_adamw(self) -> bool:
+        """True for a language model, and for random weights with an embedding table: gradients differ by orders of magnitude."""
+        if self.task.kind == LANGUAGE:
+            return True
+        tables = (node.inputs[0] for node in self.model.graph if node.domain == "" and node.op_type == "Gather")
+        has_table = any(table is not None and table.is_initializer() and table.dtype in FLOATING for table in tables)
+        return has_table and self.is_trained is False
 
     @property
     def trainable(self) -> tuple[str, ...]:

@@ -266,15 +266,13 @@ def find_rate(
                 break  # no batch is left
             done.append(test)
             lowest = max(lowest, done[0].rate(done[0].least - BELOW_THE_LEAST))
-        if usual_of_adamw is not None:
-            return _judged_of_adamw(done, usual_of_adamw)
-        found = _judged(done)
-        if not is_trained or _tells_nothing(done):
+        found = _judged(done) if usual_of_adamw is None else _judged_of_adamw(done, usual_of_adamw)
+        if not is_trained or (usual_of_adamw is None and _tells_nothing(done)):
             top = min([highest, *(test.last for test in done if test.has_diverged)])
             length = min(TRIAL_STEPS, steps)
             kept = _kept(supply, length)
             trials = _trials(session, initial, kept, top, length, length == steps and not is_constant) if kept else []
-            return _best_of(trials, is_trained) or found
+            return _best_of(trials, is_trained or usual_of_adamw is not None) or found
     return found
 
 
