@@ -208,7 +208,8 @@ def warning_of(
     if row is None:
         return None
     is_evaluated = row.get(f"{EVALUATION_PREFIX}loss") is not None
-    if chance.is_reached(row):
+    # An epoch that begins at chance and ends far from it has a loss near chance in the mean.
+    if chance.is_reached(row) and not (is_evaluated and chance.is_reached(row, EVALUATION_PREFIX) is False):
         first = f"Nothing was learned: the loss of the training data is {row['loss']:.4g}, and chance comes to {chance.said}"
         return NothingLearnedWarning(f"{first}. Try this next: {'; or '.join(remedies)}", row["loss"], chance.loss)
     if is_evaluated and chance.is_reached(row, EVALUATION_PREFIX):

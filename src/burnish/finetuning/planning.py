@@ -32,6 +32,7 @@ from burnish.finetuning.rates import (
     repeated,
     tests_of,
 )
+from burnish.finetuning.tasks import LANGUAGE
 from burnish.graph import garbage_kept
 from burnish.importer.reading import read_model
 from burnish.optim import schedules
@@ -172,6 +173,8 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
                     "file knows nothing of these labels (head='new', --head new, draws a head for them)"
                 )
                 unknown = ("draw a head for these labels: head='new' (--head new)",)
+        if transfer.uses_adamw and transfer.task.kind != LANGUAGE:
+            notes.append("optimizer: AdamW, as SGD hardly trains an embedding table from random weights")
         if lr is None:
             batches = repeated(dataset, batch_size, options.seed, DataSpec.by(program))
             if last.cached:

@@ -269,6 +269,8 @@ def find_rate(
         found = _judged(done) if usual_of_adamw is None else _judged_of_adamw(done, usual_of_adamw)
         if not is_trained or (usual_of_adamw is None and _tells_nothing(done)):
             top = min([highest, *(test.last for test in done if test.has_diverged)])
+            if usual_of_adamw is not None:
+                top /= BELOW_THE_LEAST_OF_ADAMW
             length = min(TRIAL_STEPS, steps)
             kept = _kept(supply, length)
             trials = _trials(session, initial, kept, top, length, length == steps and not is_constant) if kept else []
