@@ -1,9 +1,9 @@
-"""Fine-tuning: a file that somebody else has trained learns other data, with as little to say as possible.
+"""Fine-tuning: train a model that somebody else has trained on other data, with few options.
 
-``tasks`` tells what is learned, of objects ``detectors`` what the file is, and it judges what a tuned detector gives.
-``preparation`` makes the model ready, ``planning`` chooses stages, batch and schedule, ``rates`` the learning rate. ``forecast``
-says what a run would do and take, before it starts. ``tune`` trains, and ``quantization`` makes integers of what is tuned.
-``choices`` is what the folder of a run keeps of all this.
+``tasks`` finds the task, ``detectors`` recognizes detectors and evaluates tuned ones. ``preparation`` prepares the model,
+``planning`` chooses stages, batch size and schedule, ``rates`` the learning rate. ``forecast`` predicts the course and cost of a
+run before it starts. ``tune`` trains, and ``quantization`` quantizes the tuned model. ``choices`` stores these decisions in the
+folder of the run.
 """
 
 from typing import TYPE_CHECKING
@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Finetuned", "Forecast", "check", "finetune"]
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+if not TYPE_CHECKING:  # for a type checker, a module with __getattr__ has every name
     __getattr__, __dir__ = exports(__name__, {"forecast": "Forecast check", "tune": "Finetuned finetune"})

@@ -1,4 +1,4 @@
-"""The loss of a model that has learned nothing, and the warning of a run that ends there."""
+"""The loss of a model that has learned nothing, and the warning for a run that ends there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from burnish.finetuning.preparation import Transfer
 
 SAMPLES = 512
-"""Samples that are read for their labels, if these are not known without, and for the scale of columns."""
+"""Most samples read to find labels or the scale of columns."""
 CLEARLY = 0.02
-"""A loss is clearly below that of chance by this part of it."""
+"""Relative distance at which a loss is clearly below chance."""
 DEVIATIONS = 3.0
-"""An accuracy is clearly above the share of the most common class by so many standard deviations."""
+"""Standard deviations by which an accuracy must exceed the share of the most common class."""
 ACCURACIES = ("accuracy", "pixel_accuracy")
 LARGEST_SPREAD = 30.0
-"""Times from the usual standard deviation of a column, which is 1, to that of one that trains badly."""
+"""Factor from 1, the usual standard deviation of a column, to one that trains badly."""
 MORE_EPOCHS = 4
 NORMALIZATIONS = frozenset({"BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"})
 
@@ -38,9 +38,9 @@ class Chance:
     """The best figures of a model that gives the same answer for each sample.
 
     Attributes:
-        loss: of always giving the shares of the classes, or the best value.
-        share: of the most common class; None for values.
-        samples: labels that were counted.
+        loss: loss of always answering with the shares of the classes, or with the best value.
+        share: share of the most common class; None for values.
+        samples: number of labels counted.
     """
 
     loss: float
@@ -49,12 +49,12 @@ class Chance:
 
     @property
     def said(self) -> str:
-        """The loss, and of which answer it is, in words."""
+        """The loss, with the constant answer that has it, in words."""
         always = "the same value" if self.share is None else "the share of each class"
         return f"{self.loss:.4g} (that of always giving {always})"
 
     def is_reached(self, figures: Mapping[str, float | None], prefix: str = "") -> bool | None:
-        """Tell whether figures are no better than chance; None if they hold no loss."""
+        """Return True if figures are no better than chance; None if they have no loss."""
         loss = figures.get(f"{prefix}loss")
         if loss is None:
             return None
@@ -67,12 +67,12 @@ class Chance:
 
 
 def chance_of(loss: losses.Loss, dataset: Dataset, spec: DataSpec) -> Chance | None:
-    """Return the figures of a model that has learned nothing of the data; None for losses of which they are not known.
+    """Return the figures of a model that has learned nothing from the data; None if they are not known for this loss.
 
     Args:
-        loss: of the run.
-        dataset: to train on; of labels that are not known without their samples, 512 are read at most.
-        spec: what the program takes.
+        loss: loss of the run.
+        dataset: training data; at most 512 samples are read if labels are not known without reading samples.
+        spec: inputs of the program.
     """
     scale: Any = 1.0
     while isinstance(loss, Wrapping):
@@ -95,20 +95,20 @@ def _of_classes(labels: np.ndarray, loss: losses.CrossEntropy, ignored: int | No
     if not counts.size:
         return None
     shares = counts / counts.sum()
-    # Smoothed labels are the same as others of a distribution nearer to a uniform one.
+    # Smoothing labels is the same as using labels from a distribution closer to uniform.
     smoothed = (1 - loss.label_smoothing) * shares + loss.label_smoothing / len(shares)
     return Chance(float(-(smoothed * np.log(smoothed)).sum()), float(shares.max()), int(counts.sum()))
 
 
 def _of_questions(targets: np.ndarray) -> Chance:
-    """Of yes or no for each of some labels: an entropy for each, in the mean."""
+    """Chance for several yes-or-no labels: the mean of their entropies."""
     shares = np.clip(targets.mean(axis=0), 1e-12, 1 - 1e-12)
     entropies = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares))
     return Chance(float(entropies.mean()), float(np.maximum(shares, 1 - shares).mean()), targets.size)
 
 
 def _error_of(loss: Any) -> Any:
-    """The error of each value as a loss takes it; None for a loss that is not of values."""
+    """The error function of a loss on values; None for other losses."""
     if isinstance(loss, losses.MeanSquaredError):
         return np.square
     if isinstance(loss, losses.MeanAbsoluteError):
@@ -134,12 +134,12 @@ def _labels(dataset: Dataset, spec: DataSpec) -> np.ndarray:
 
 
 def _some(dataset: Dataset) -> np.ndarray:
-    """The places of some samples, spread over all."""
+    """Indices of at most ``SAMPLES`` samples, spread over the data."""
     return np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), SAMPLES)).astype(np.int64))
 
 
 def remedies(transfer: Transfer, dataset: Dataset, spec: DataSpec, options: FinetuneOptions) -> tuple[str, ...]:
-    """Return what to try where a run learned nothing, what helps most often first."""
+    """Return remedies for a run that learned nothing, the most helpful first."""
     found = []
     if options.lr is not None:
         found.append(f"leave out lr={options.lr:g} (--lr): trial steps find a rate")
@@ -156,7 +156,7 @@ def remedies(transfer: Transfer, dataset: Dataset, spec: DataSpec, options: Fine
 
 
 def _scale_said(dataset: Dataset, spec: DataSpec) -> str | None:
-    """What to do with columns that are far from standardized; None if they are near."""
+    """Advice on columns that are far from standardized; None if they are near."""
     samples = dataset.batch(_some(dataset)) if getattr(dataset, "arrays", None) else {}
     for entry in spec.data:
         array = samples.get(entry.name)
@@ -179,7 +179,7 @@ def _lacks_normalization(graph: ir.Graph) -> bool:
 
 
 def _epoch(history: Sequence[Row], epoch: int | None) -> Row | None:
-    """The figures of an epoch, the last by default: those of the training data in the mean over its rows."""
+    """The figures of an epoch, the last by default; training figures are averaged over its rows."""
     rows = [row for row in history if row["epoch"] == epoch] or [row for row in history if row["epoch"] == history[-1]["epoch"]]
     if not rows:
         return None
@@ -196,19 +196,19 @@ def _epoch(history: Sequence[Row], epoch: int | None) -> Row | None:
 def warning_of(
     chance: Chance, remedies: Sequence[str], history: Sequence[Row], best: Mapping[str, Any] | None
 ) -> NothingLearnedWarning | None:
-    """Return the warning of a run that ended no better than chance; None for one that learned something.
+    """Return the warning for a run that ended no better than chance; None if it learned something.
 
     Args:
-        chance: the figures of a model that has learned nothing.
-        remedies: what to try.
-        history: the rows of ``metrics.csv``.
-        best: the epoch that counts, as ``TrainingResult.best`` has it; None for the last.
+        chance: figures of a model that has learned nothing.
+        remedies: actions to try.
+        history: rows of ``metrics.csv``.
+        best: the epoch that counts, as in ``TrainingResult.best``; None for the last.
     """
     row = _epoch(history, None if best is None else best.get("epoch"))
     if row is None:
         return None
     is_evaluated = row.get(f"{EVALUATION_PREFIX}loss") is not None
-    # An epoch that begins at chance and ends far from it has a loss near chance in the mean.
+    # In an epoch that starts at chance and ends far from it, the mean loss is near chance.
     if chance.is_reached(row) and not (is_evaluated and chance.is_reached(row, EVALUATION_PREFIX) is False):
         first = f"Nothing was learned: the loss of the training data is {row['loss']:.4g}, and chance comes to {chance.said}"
         return NothingLearnedWarning(f"{first}. Try this next: {'; or '.join(remedies)}", row["loss"], chance.loss)

@@ -1,4 +1,4 @@
-"""The choices of a fine-tuning run when it began, as its folder keeps them, and the files beside them."""
+"""The choices made when a fine-tuning run began, stored in its folder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from burnish.untrusted_files import UNREADABLE, read_json_file
 
 OBJECTS = "objects"
 SGD, ADAMW = "sgd", "adamw:weight_decay=0"
-"""The optimizers of ``Transfer.optimizer``, as the command line names them."""
+"""Optimizers of ``Transfer.optimizer`` in the syntax of the command line."""
 CHOICES, START, QUANTIZED, ACCURACIES = "finetune.json", "start.onnx", "quantized.onnx", "quantization.json"
-"""In the folder of a run: what was chosen, the model with its new head, the quantized form of the tuned model before it trains as
-such, and the accuracies."""
+"""Files in the folder of a run: the choices, the model with its new head, the quantized tuned model before it trains, and the
+accuracies."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class ChosenStage:
     """A part of a run in which the same weights train.
 
     Attributes:
-        epochs: how long it goes on.
-        cached: whether what stands before the layers that train is computed once.
-        groups: what parameters are set to, as ``burnish.optim.groups`` takes it.
-        quantized: whether the model trains as it will compute with integers.
-        lr: the learning rate, where it is not that of the run.
+        epochs: number of epochs.
+        cached: True if the results of the layers before the trained ones are computed once.
+        groups: settings of parameters, as for ``burnish.optim.groups``.
+        quantized: True if the model trains in quantized form.
+        lr: learning rate, if it differs from the run's.
     """
 
     epochs: int
@@ -50,20 +50,20 @@ class ChosenStage:
 
 @dataclass(frozen=True)
 class Choices:
-    """What a run chose when it began.
+    """The choices made when a run began.
 
     Attributes:
-        model: what is tuned.
-        samples: in the data.
-        lr, layer_decay, schedule, batch_size: as ``Plan`` has them.
-        kind, loss, metrics: of the task, the loss as settings.
-        optimizer: by name, with settings after a colon.
-        outputs: what the loss reads, with commas between.
-        head: the names of the layer with the classes.
-        batch: ``open`` for a file of one sample.
-        quantize: as ``burnish.finetune`` takes it.
-        stages: one after the other.
-        chance, remedies: as ``Plan`` has them.
+        model: the tuned model.
+        samples: number of samples in the data.
+        lr, layer_decay, schedule, batch_size: as in ``Plan``.
+        kind, loss, metrics: those of the task; the loss as settings.
+        optimizer: name, with settings after a colon.
+        outputs: outputs that the loss reads, separated by commas.
+        head: names of the layer that gives the classes.
+        batch: ``open`` for a file that takes one sample at a time.
+        quantize: as in ``burnish.finetune``.
+        stages: the stages in order.
+        chance, remedies: as in ``Plan``.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Choices:
 
     @classmethod
     def of(cls, model: str, planned: Plan, samples: int, quantize: str | Mapping[str, Any] | None) -> Choices:
-        """Return what is kept of a plan, with the stage in which the model trains as integers, where one is asked for."""
+        """Return the choices of a plan; with ``quantize``, they end with a stage of quantized training."""
         prepared, task = planned.transfer, planned.transfer.task
         stages = [ChosenStage(stage.epochs, stage.cached, prepared.groups(stage.frozen)) for stage in planned.stages]
         if quantize is not None:
@@ -116,10 +116,10 @@ class Choices:
 
     @classmethod
     def read(cls, folder: Path) -> Choices:
-        """Return what was chosen when the run in a folder began.
+        """Return the choices of the run in a folder.
 
         Raises:
-            CheckpointError: the folder holds no run that can go on.
+            CheckpointError: the folder has no run that can be resumed.
         """
         try:
             kept = read_json_file(folder / CHOICES)
@@ -143,20 +143,20 @@ class Choices:
         write_text(folder / CHOICES, json.dumps(content, indent=1) + "\n")
 
     def rate(self, stage: ChosenStage) -> float:
-        """Return the learning rate of a stage, the highest where it changes."""
+        """Return the (highest) learning rate of a stage."""
         return self.lr if stage.lr is None else stage.lr
 
     def is_whole(self, number: int) -> bool:
-        """Whether all layers train in a stage that trains: the last in floating-point numbers, and the one in integers."""
+        """True if all layers train in a stage: the last floating-point stage and the quantized one."""
         return number + 1 == len(self.stages) or self.stages[number + 1].quantized
 
 
 def remove_tuning(folder: Path, source: Path) -> None:
-    """Remove what a run of fine-tuning has written into a folder that another run overwrites.
+    """Remove the files of a fine-tuning run from a folder that another run overwrites.
 
     Args:
-        folder: of the run.
-        source: the model of the other one, which stays.
+        folder: folder of the run.
+        source: model of the other run, which is kept.
     """
     if (folder / CHOICES).is_file():
         remove_stages(folder)
@@ -164,7 +164,7 @@ def remove_tuning(folder: Path, source: Path) -> None:
 
 
 def remove_stages(folder: Path) -> None:
-    """Remove what an earlier run in a folder has written: its checkpoints would be taken for those of the last stage else."""
+    """Remove the files of an earlier run: otherwise its checkpoints would count as those of the last stage."""
     checkpoints = CheckpointFolder(folder / "checkpoints")
     if not ((folder / CHOICES).is_file() or checkpoints.exists):
         return
@@ -176,5 +176,5 @@ def remove_stages(folder: Path) -> None:
     for stage in list(stages.iterdir()) if stages.is_dir() else ():
         if stage.name.isdecimal():
             shutil.rmtree(stage, ignore_errors=True)
-    with suppress(OSError):  # something else is in it
+    with suppress(OSError):  # the folder may hold other files
         stages.rmdir()

@@ -1,4 +1,4 @@
-"""Language models: a causal decoder, its output layer, its cache, and a test that no token sees those after it."""
+"""Language models: causal decoders, their output layer and cache, and a test that no token depends on later ones."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ from burnish.training.session import Session
 
 INTEGER = (ir.DataType.INT64, ir.DataType.INT32)
 CACHE = re.compile(r"past|cache", re.IGNORECASE)
-"""Names of the inputs that hold keys and values of earlier tokens."""
+"""Names of inputs that hold keys and values of earlier tokens."""
 USE_CACHE = "use_cache_branch"
 """The input by which Optimum's merged decoders choose the branch that reads the cache."""
 LOGITS = "logits"
 TRIED_TOKENS = 12
-"""Tokens of the text that a decoder is tried on."""
+"""Tokens in the text for the test of causality."""
 TOLERANCE, TOLERANCE_OF_INTEGERS = 1e-5, 5e-2
-"""How much of themselves earlier scores may change with a later token: rounding alone, or the rounding of activations, whose
-scale is that of all tokens together."""
+"""Relative change of earlier scores that a later token may cause: rounding, or with quantized activations their common scale."""
 
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The layer that gives a score for each token of the vocabulary. It is kept, as the tokenizer is.
+    """The layer that gives a score for each token of the vocabulary. It is kept, like the tokenizer.
 
     Attributes:
-        node: the product; None if none was found.
-        weight: what it reads, perhaps the table of the embedding too; None if that holds no floating-point numbers.
-        bias: what is added; None without one.
-        output: the name of the model's output.
-        tokens: how many tokens have a score.
+        node: the matrix product; None if none was found.
+        weight: its weight, which may also be the embedding table; None if it is not floating point.
+        bias: its bias, or None.
+        output: name of the model's output.
+        tokens: number of tokens that have a score.
     """
 
     node: ir.Node | None
@@ -53,12 +52,12 @@ class OutputLayer:
 
     @property
     def classes(self) -> int:
-        """How many tokens have a score."""
+        """The number of tokens that have a score."""
         return self.tokens
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of its initializers, ``weight`` and ``bias``, as far as there are any."""
+        """The names of its initializers by role, ``weight`` and ``bias``."""
         values = {"weight": self.weight, "bias": self.bias}
         return {role: value.name or "" for role, value in values.items() if value is not None}
 
@@ -69,15 +68,15 @@ class OutputLayer:
 
 
 def language_output(model: ir.Model, output: str | None) -> OutputLayer | None:
-    """Return the output layer of a model that gives a score for each token of a vocabulary at each token of a text.
+    """Return the output layer of a model that gives a score for each token of the vocabulary at each position.
 
     Args:
         model: a canonical model.
-        output: the name of the output that the loss reads; None if it is to be found.
+        output: name of the output that the loss reads; None to find it.
 
     Returns:
-        The layer, or None if the model does not read tokens, ``[batch, tokens]``, or no output is ``[batch, tokens,
-        vocabulary]``. Whether it is causal, ``is_causal`` tells.
+        The layer, or None if the model does not read tokens ``[batch, tokens]`` or has no output ``[batch, tokens, vocabulary]``.
+        ``is_causal`` tests if the model is causal.
     """
     rows = _rows_of_tokens(model)
     if rows is None:
@@ -96,7 +95,7 @@ def language_output(model: ir.Model, output: str | None) -> OutputLayer | None:
     if value is None or value.shape is None:
         return None
     layer = output_layer(model, value.name or "")
-    # An encoder that is as wide as its vocabulary is large gives no scores: no layer of so many outputs is at its end.
+    # An encoder as wide as its vocabulary is large gives no scores: it does not end with a layer of that many outputs.
     return layer if layer.node is not None or value.name == LOGITS else None
 
 
@@ -122,10 +121,10 @@ def output_layer(model: ir.Model, output: str) -> OutputLayer:
 
 
 def layers_before(model: ir.Model, layer: OutputLayer) -> list[str] | None:
-    """Return the names of the weights of all matrices but the output layer, as ``burnish.surgery.lora`` takes them.
+    """Return the names of the weights of all matrices except the output layer, as for ``burnish.surgery.lora``.
 
     Returns:
-        The names; None without any, or if the output layer is not known.
+        The names; None if there are none, or if the output layer is not known.
     """
     layers = find_layers(model.graph)[0]
     last = next((each.source for each in layers if each.node is layer.node), None)
@@ -134,7 +133,7 @@ def layers_before(model: ir.Model, layer: OutputLayer) -> list[str] | None:
 
 
 def empty_cache(model: ir.Model) -> dict[str, int | bool]:
-    """Return what the inputs of a cache are bound to, as ``burnish.compile`` takes it: the length of the past is 0.
+    """Return the dimensions to bind, as for ``burnish.compile``, so that the cache is empty: the length of the past is 0.
 
     Args:
         model: a canonical model.
@@ -158,15 +157,15 @@ def empty_cache(model: ir.Model) -> dict[str, int | bool]:
 
 
 def is_causal(program: Program, output: str, longest: int) -> bool:
-    """Return True if no score of a token changes with later tokens, as the model is run on two texts that differ in these.
+    """Return True if no score depends on later tokens; the model runs on two texts that differ in their later tokens.
 
     Args:
-        program: of the model.
-        output: ``[batch, tokens, vocabulary]``.
-        longest: how many tokens the model takes.
+        program: program of the model.
+        output: name of the output ``[batch, tokens, vocabulary]``.
+        longest: most tokens that the model takes.
 
     Raises:
-        ConfigurationError: no score changes with a token at all.
+        ConfigurationError: no score depends on any token.
     """
     entries = {entry.name: samples_first(entry) for entry in program.signature.samples}
     tokens = entries.get(TOKENS, next(iter(entries.values())))
@@ -193,14 +192,14 @@ def is_causal(program: Program, output: str, longest: int) -> bool:
 
 
 def _batch(program: Program, entries: Mapping[str, Entry], tokens: str, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Samples that are all the same text."""
+    """A batch that repeats one text."""
     made = {tokens: ids, MASK: np.ones_like(ids), PLACES: np.arange(len(ids)), SEGMENTS: np.zeros_like(ids)}
     count = fixed_batch(program) or 1
     return {name: np.tile(made[name], (count, 1)).astype(entry.numpy_dtype) for name, entry in entries.items() if name in made}
 
 
 def _rows_of_tokens(model: ir.Model) -> int | None:
-    """How many tokens the table has that the tokens of a model look up; None for a model that reads none."""
+    """Number of rows of the table that the tokens index, 0 if none is found; None if the model reads no tokens."""
     inputs = [
         value for value in model.graph.inputs if value.dtype in INTEGER and value.shape is not None and len(value.shape) == 2
     ]

@@ -1,4 +1,4 @@
-"""What a file with a detector is: which values hold boxes and scores before they are decoded, and which loss they are for."""
+"""Recognition of detectors: the values that hold boxes and scores before they are decoded, and the loss that fits them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Detector:
 
     Attributes:
         boxes, scores: the values.
-        channels_first: whether they are ``[N, numbers, boxes]``, and not ``[N, boxes, numbers]``.
-        numbers: of each box.
-        score_count: of each box.
-        loss: such as ``task_aligned`` with its settings.
-        background: how many of the scores are of no class: 1 or 0.
-        is_yes_or_no: whether each score is a question of its own.
-        doubt: what was taken for granted that the file does not tell, in words; None where there is nothing.
+        channels_first: True for ``[N, numbers, boxes]``, False for ``[N, boxes, numbers]``.
+        numbers: numbers per box.
+        score_count: scores per box.
+        loss: the loss, such as ``task_aligned``, with its settings.
+        background: number of scores for the background: 1 or 0.
+        is_yes_or_no: True if each score is a separate yes-or-no question.
+        doubt: assumption that the file does not confirm, in words; None if there is none.
     """
 
     boxes: ir.Value
@@ -56,24 +56,24 @@ class Detector:
 
     @property
     def outputs(self) -> tuple[str, str]:
-        """The names of both, as the loss reads them."""
+        """The names of both values, in the order of the loss."""
         return self.boxes.name or "", self.scores.name or ""
 
 
 def find_detector(model: ir.Model, outputs: Sequence[str] | None = None, loss: losses.LossLike | None = None) -> Detector:
-    """Tell what detector a canonical model is.
+    """Return the detector in a canonical model.
 
-    Boxes and scores are sought before whatever decodes and suppresses them: the last values of three axes that are put together
-    from the results of linear layers alone. Distances in bins are those of an anchor-free YOLO, whose grids are read off the
-    layers; boxes that a Sigmoid bounds, one for each query, are those of a DETR.
+    Boxes and scores are the last values of three axes, made from results of linear layers, before decoding and suppression.
+    Distances in bins belong to an anchor-free YOLO; its grids follow from the layers. Boxes bounded by a Sigmoid, one for each
+    query, belong to a DETR.
 
     Args:
         model: the model.
-        outputs: the names of boxes and scores, where they are said.
-        loss: where it is said.
+        outputs: names of boxes and scores, if given.
+        loss: the loss, if given.
 
     Raises:
-        ConfigurationError: what cannot be told, with what is to be given.
+        ConfigurationError: the detector is ambiguous; the message names the option to set.
     """
     boxes, scores = _named(model.graph, outputs) if outputs is not None else _found(model.graph)
     first, count, numbers, score_count = _layout(boxes, scores)
@@ -117,7 +117,6 @@ def _before_activation(value: ir.Value) -> ir.Value:
 
 
 def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """The values with boxes and scores."""
     candidates: dict[ir.Value, None] = {}
     for node in graph:
         for value in node.outputs:
@@ -146,7 +145,7 @@ def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 
 def _is_mean_of_bins(value: ir.Value) -> bool:
-    """Whether a value is moved from a layer that multiplies by 0, 1, 2, ...: YOLO's exporter writes the mean of bins as one."""
+    """True if a layer that multiplies by 0, 1, 2, ... computes the value: YOLO's exporter writes the mean of bins so."""
     node = value.producer()
     while node is not None and node.op_type in PASSING and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -155,7 +154,7 @@ def _is_mean_of_bins(value: ir.Value) -> bool:
 
 
 def _read_by_layers(graph: ir.Graph, results: Collection[ir.Value]) -> set[ir.Value]:
-    """Which results of layers lead to further ones, as those inside of a transformer do, and not to what is given alone."""
+    """Results that further layers read, as inside a transformer, rather than only the outputs."""
     leads: set[ir.Value] = set()
     for node in reversed(graph):
         if any(value in leads or value in results for value in node.outputs):
@@ -168,18 +167,18 @@ def _says_which(boxes: ir.Value, scores: ir.Value) -> bool:
 
 
 def _is_activated(boxes: ir.Value, scores: ir.Value) -> bool:
-    """Whether scores become probabilities, and numbers that are more than the sides of boxes do not."""
+    """True if scores become probabilities, and boxes of more than four numbers do not."""
     is_bounded = _reads(boxes, "Sigmoid") and _numbers(boxes, scores) != SIDES
     return not is_bounded and any(_reads(scores, name) for name in ("Sigmoid", "Softmax", "LogSoftmax"))
 
 
 def _is_square(boxes: ir.Value, scores: ir.Value) -> bool:
-    """Whether boxes have four numbers, and scores another number."""
+    """True if boxes have four numbers and scores have another count."""
     return _numbers(boxes, scores) == SIDES and _numbers(scores, boxes) != SIDES
 
 
 def _of_three_axes(value: ir.Value) -> ir.Value | None:
-    """The last value of three axes on the way to a value, through what only moves elements, that could hold whole boxes."""
+    """The last value of three axes before a value that can hold whole boxes, through operators that only move elements."""
     while True:
         shape = value.shape
         if shape is not None and len(shape) == 3 and any(isinstance(extent, int) for extent in shape.dims[1:]):
@@ -198,12 +197,12 @@ def _op(value: ir.Value) -> str:
 
 
 def _fits(boxes: ir.Value, scores: ir.Value) -> bool:
-    """Whether two values may be the boxes and the scores of a detector."""
+    """True if two values can be the boxes and the scores of a detector."""
     return _numbers(boxes, scores) is not None
 
 
 def _numbers(boxes: ir.Value, scores: ir.Value) -> int | None:
-    """How many numbers a box has, where the two count the same boxes; None where they do not, or these are no sides of boxes."""
+    """Numbers per box if both values count the same boxes; None if they do not, or if the numbers cannot be sides of boxes."""
     assert boxes.shape is not None
     assert scores.shape is not None
     for numbers, places in ((2, 1), (1, 2)):
@@ -218,7 +217,7 @@ def _says(value: ir.Value, words: Sequence[str]) -> bool:
 
 
 def _layout(boxes: ir.Value, scores: ir.Value) -> tuple[bool, int, int, int]:
-    """Whether channels come first, and how many boxes, numbers of each and scores of each there are."""
+    """Return channels_first, the number of boxes, the numbers per box, and the scores per box."""
     assert boxes.shape is not None
     assert scores.shape is not None
     for first, numbers, places in ((False, 2, 1), (True, 1, 2)):
@@ -273,28 +272,28 @@ def _reads(value: ir.Value, operator: str) -> bool:
 
 SUPPRESSION = "NonMaxSuppression"
 FRACTIONS_END = 2.0
-"""Boxes whose sides stay below it are fractions of the picture, others are pixels."""
+"""Boxes with sides below this are fractions of the image; others are in pixels."""
 CENTRED = 1
 PRECISION = "coco_map"
 TURNED = [1, 0, 3, 2]
 COMPARED = 20
-"""Boxes of a picture by which the order of their sides is told."""
+"""Boxes per image used to find the order of their sides."""
 
 
 def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float | str | None:
-    """Return COCO's mean average precision of the boxes that a file's NonMaxSuppression leaves.
+    """Return COCO's mean average precision of the boxes that the file's NonMaxSuppression keeps.
 
-    The operator does not say in which order the sides of boxes stand, and takes any: left, top, right, bottom or top, left,
-    bottom, right. It is read in the one in which its boxes are those that the loss of the file decodes.
+    The operator accepts sides in two orders and does not record which: left, top, right, bottom or top, left, bottom, right. The
+    order that matches the boxes decoded by the file's loss is used.
 
     Args:
-        path: the ONNX file, with its objective in its metadata.
-        dataset: pictures with objects, as a loss of detectors takes them.
-        batch_size: of the evaluation.
-        engine: runs the file.
+        path: ONNX file with its objective in the metadata.
+        dataset: images with objects, as for a detection loss.
+        batch_size: batch size of the evaluation.
+        engine: engine that runs the file.
 
     Returns:
-        The figure; why there is none, in words; or None, where the file suppresses nothing.
+        The precision; a text with the reason if there is none; or None if the file has no suppression.
     """
     model = load(path)
     found = [node for node in model.graph if node.domain == "" and node.op_type == SUPPRESSION]
@@ -325,11 +324,11 @@ def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: 
 
 
 def file_line(path: str | Path, dataset: Dataset, batch_size: int, data: str, engine: str | Engine = "auto") -> str | None:
-    """Return a line that says how precise what a file gives is; None where it suppresses nothing.
+    """Return a line with the precision of a file's boxes; None if the file has no suppression.
 
     Args:
-        path, dataset, batch_size, engine: as ``file_precision`` takes them.
-        data: which these are, in words.
+        path, dataset, batch_size, engine: as in ``file_precision``.
+        data: name of the data in the line.
     """
     figure = file_precision(path, dataset, batch_size, engine)
     if figure is None:
@@ -340,7 +339,7 @@ def file_line(path: str | Path, dataset: Dataset, batch_size: int, data: str, en
 
 
 class _UpToSuppression:
-    """Runs a model as far as its suppression."""
+    """A model that runs up to its suppression."""
 
     def __init__(self, model: ir.Model, node: ir.Node, engine: str | Engine):
         self._names = [value.name or "" for value in model.graph.inputs]
@@ -358,7 +357,7 @@ class _UpToSuppression:
 
 
 def _corners(boxes: np.ndarray, is_centred: bool) -> np.ndarray:
-    """Boxes as two corners, as the file has them otherwise."""
+    """Boxes as two corners."""
     sides = boxes.astype(np.float64)
     if not is_centred:
         return sides
@@ -366,12 +365,12 @@ def _corners(boxes: np.ndarray, is_centred: bool) -> np.ndarray:
 
 
 def in_fractions(corners: np.ndarray, is_turned: bool, images: Sequence[int]) -> np.ndarray:
-    """Return boxes as left, top, right, bottom, in fractions of the picture.
+    """Return boxes as left, top, right, bottom, in fractions of the image.
 
     Args:
-        corners: in fractions or in pixels, ``[..., 4]``.
-        is_turned: whether they are top, left, bottom, right.
-        images: the shape of the model's input, ``[N, C, H, W]`` or ``[N, H, W, C]``.
+        corners: boxes in fractions or in pixels, ``[..., 4]``.
+        is_turned: True if they are top, left, bottom, right.
+        images: shape of the model's input, ``[N, C, H, W]`` or ``[N, H, W, C]``.
     """
     sides = corners[..., TURNED] if is_turned else corners
     if np.abs(sides).max(initial=0.0) <= FRACTIONS_END:
@@ -400,6 +399,6 @@ def _pictures(
 
 
 def _distance(boxes: np.ndarray, decoded: np.ndarray) -> float:
-    """How far the boxes that a loss decodes, the likeliest of ``[N, K, 4]``, are from the nearest of all, ``[N, A, 4]``."""
+    """Sum of distances from the likeliest boxes of a loss, ``[N, K, 4]``, to the nearest of all boxes, ``[N, A, 4]``."""
     likeliest = decoded[:, :COMPARED, None]
     return float(np.abs(likeliest - boxes[:, None]).max(axis=3).min(axis=2).sum())

@@ -1,4 +1,4 @@
-"""What a run of fine-tuning would do, and the memory and time that it would take, found before it starts: ``check``."""
+"""A forecast of a fine-tuning run with its memory and time, before it starts: ``check``."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ from burnish.training.run_data import fixed_batch, samples_left_out
 from burnish.training.session import Session
 
 WARMUP, MEASURED = 2, 3
-"""Steps that are taken first, and steps that are measured."""
+"""Warm-up steps and measured steps."""
 LABELS_READ = 20_000
-"""Samples whose labels are read one by one to count classes, of data that do not tell them at once."""
+"""Most samples to read for counting classes, if the data do not list their labels."""
 TRIED_SECONDS = 5.0
-"""The largest batch is tried if its step takes no longer."""
+"""The largest batch is tried if its step takes at most this many seconds."""
 WIDTH, MOST_LINES, COLUMN, ROWS_OF_ONE = 80, 24, 11, 3
 CLASSES_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What fine-tuning a model on data would do, and what it would take. All values are JSON-compatible.
+    """The course of fine-tuning a model on data, with its cost. All values are JSON-compatible.
 
     Attributes:
-        model, data: what was checked.
-        trainable: True if it can train; if not, only ``reason`` says more.
-        reason: what stands in the way, and what to do about it; None if nothing does.
+        model, data: the model and data checked.
+        trainable: True if it can train; if not, only ``reason`` is set.
+        reason: the obstacle, with a remedy; None if there is none.
         samples: ``count``, ``inputs`` (name: ``shape`` of one sample, and ``dtype``), ``classes`` (a list of ``name`` and
-            ``samples``; None if the data have none, ``samples`` None if they were not counted), ``reading`` (sentences on what is
-            left out or changed).
-        task: ``kind`` (classes, masks, objects and others), ``loss``, ``loss_options`` (with what is put around the loss, such as
+            ``samples``; None if the data have none, ``samples`` None if not counted), ``reading`` (sentences on data left out or
+            changed).
+        task: ``kind`` (classes, masks, objects and others), ``loss``, ``loss_options`` (with wrappers of the loss, such as
             standardized targets), ``reads`` (values that the loss reads), ``metrics``.
         head: ``layers`` (names of its tensors), ``is_new``, ``classes``.
         weights: ``trained`` and ``all`` (numbers of parameters), and ``frozen``: a list of ``names`` and ``reason``.
-        optimizer: ``name``, ``settings``, ``lr`` (None: trial steps find it when the run starts), ``schedule``, ``epochs``.
+        optimizer: ``name``, ``settings``, ``lr`` (None: found by trial steps when the run starts), ``schedule``, ``epochs``.
         precision: such as ``float32``.
-        batch: ``size`` that the run would take, ``largest`` that fits into memory as it is planned (None if that is not known),
-            ``is_tried``: True if a step of the largest was taken. ``largest`` is the size of the data if all samples fit.
+        batch: ``size`` of the run, ``largest`` that fits into memory by plan (None if not known; the number of samples if all
+            fit), ``is_tried``: True if a step of the largest was taken.
         memory: ``planned`` and ``measured`` bytes of a step at ``size``, ``planned_largest``, ``free``; None if not known.
-        speed: ``seconds_per_epoch`` (by the median of three steps), ``steps_per_epoch``, ``seconds`` of each, reading included,
-            ``features_seconds`` to compute the features of frozen layers once, else None; ``engine`` and ``machine``.
-        notes: what was decided, and why, as ``burnish.finetune`` says it.
+        speed: ``seconds_per_epoch`` (from the median of three steps), ``steps_per_epoch``, ``seconds`` of each step including
+            reading, ``features_seconds`` to compute the features of frozen layers once (or None); ``engine`` and ``machine``.
+        notes: decisions with reasons, as from ``burnish.finetune``.
     """
 
     model: str
@@ -89,7 +89,7 @@ class Forecast:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the answers in at most 24 lines of 80 columns; of what is left out, the last line says how much."""
+        """Return the answers in at most 24 lines of 80 columns; the last line tells if some were left out."""
         if not self.trainable:
             return [f"{self.model} cannot be trained on {self.data}: {self.reason}"]
         rows = [*self._of_data(), *self._of_training(), *self._of_costs()]
@@ -164,22 +164,21 @@ class Forecast:
 
 @takes(FinetuneOptions, otherwise="burnish.Trainer")
 def check(source: Source, data: DataSource, options: FinetuneOptions) -> Forecast:
-    """Return what ``burnish.finetune`` would do with a model and data, and the memory and time that it would take.
+    """Return a forecast of ``burnish.finetune``: its decisions, memory and time.
 
-    The model is made ready and its training is planned as ``burnish.finetune`` does it, except for the trial steps that find
-    the learning rate. Five steps are taken, of which the last three are measured. Nothing is written. ``print`` shows it in one
-    screen. ``burnish check FILE --data DATA`` says the same::
+    The model is prepared and the training planned as in ``burnish.finetune``, but without the trial steps that find the learning
+    rate. Five steps are taken, and the last three measured. Nothing is written. ``print`` shows it in one screen. ``burnish check
+    FILE --data DATA`` prints the same::
 
         found = burnish.finetuning.check("model.onnx", "photos")
         print(found)
         assert found.trainable and found.batch["largest"] >= 32
 
     Args:
-        source, data: as ``burnish.finetune`` takes them.
+        source, data: as in ``burnish.finetune``.
 
     Returns:
-        The answers; of a model that cannot train, ``trainable`` is False and ``reason`` says why. Errors of burnish are not
-        raised.
+        The answers. If the model cannot train, ``trainable`` is False and ``reason`` tells why; errors of burnish are not raised.
     """
     model = str(source) if isinstance(source, str | os.PathLike) else "the model"
     try:
@@ -248,7 +247,7 @@ def _found(model: str, source: Source, data: DataSource, options: FinetuneOption
 
 
 def _features(session: Session, dataset: Dataset, planned: Plan, stage: Stage, seed: int) -> dict[str, Any]:
-    """How long the features of all samples take, where they are computed once, told by those of two batches."""
+    """Seconds to compute the features of all samples once, estimated from the second batch."""
     if not stage.cached:
         return {"features_seconds": None}
     batches = repeated(dataset, planned.batch_size, seed, DataSpec.by(session.program))
@@ -261,14 +260,14 @@ def _features(session: Session, dataset: Dataset, planned: Plan, stage: Stage, s
 def _tried(
     session: Session, dataset: Dataset, planned: Plan, stage: Stage, largest: int | None, each: float, options: FinetuneOptions
 ) -> tuple[bool, int | None]:
-    """Take a step of the largest batch, if it takes little time; return whether it was taken, and the largest batch."""
+    """Take a step of the largest batch if it is short; return True if it was taken, and the largest batch."""
     if largest is None or largest <= planned.batch_size:
         return largest is not None, largest
     if stage.cached or each * largest > TRIED_SECONDS:
         return False, largest
     try:
         session.step(next(repeated(dataset, largest, options.seed, DataSpec.by(session.program))))
-    except EngineError:  # such as for memory that other processes have taken meanwhile
+    except EngineError:  # for example, another process has taken memory
         return False, planned.batch_size
     return True, largest
 
@@ -276,7 +275,7 @@ def _tried(
 def _samples(
     dataset: Dataset, inputs: Collection[str | None], program: Program, one: Mapping[str, np.ndarray], spec: DataSpec, size: int
 ) -> dict[str, Any]:
-    """What the data are; ``inputs`` are those of the model, and ``one`` is the first sample."""
+    """Describe the data; ``inputs`` are the model's, and ``one`` is the first sample."""
     shapes = {name: {"shape": list(array.shape[1:]), "dtype": str(array.dtype)} for name, array in one.items() if name in inputs}
     reading = [text for name in ("note", "remark") if (text := getattr(dataset, name, None)) is not None]
     if rest := samples_left_out(program, len(dataset), size):
@@ -285,7 +284,7 @@ def _samples(
 
 
 def _classes(dataset: Dataset, spec: DataSpec) -> list[dict[str, Any]] | None:
-    """The classes in data, with how many samples each has."""
+    """The classes in the data, with the number of samples of each."""
     names, label = DataDescription.of(dataset).classes, spec.label
     of_samples: np.ndarray | None = None
     if isinstance(dataset, DividedDataset) and (told := dataset.sample_classes(label)) is not None:
@@ -305,7 +304,7 @@ def _classes(dataset: Dataset, spec: DataSpec) -> list[dict[str, Any]] | None:
 
 
 def _weights(prepared: Transfer, stage: Stage, program: Program, options: FinetuneOptions) -> dict[str, Any]:
-    """How many parameters train, and which stay as they are, and why."""
+    """Count the parameters that train; list the frozen ones with reasons."""
     signature = program.signature["step"]
     parameters = [entry.name.removeprefix("param/") for entry in signature.inputs_of(Role.PARAMETER)]
     updated = {name.removeprefix("param/") for name in signature.updates}
@@ -345,14 +344,14 @@ def _weights(prepared: Transfer, stage: Stage, program: Program, options: Finetu
 
 
 def _inner(loss: losses.Loss) -> losses.Loss:
-    """A loss without what is put around it, such as standardized targets or mixed samples."""
+    """The loss without its wrappers, such as standardized targets or mixed samples."""
     while isinstance(loss, Wrapping):
         loss = loss.loss
     return loss
 
 
 def _optimizer(prepared: Transfer, stage: Stage) -> dict[str, Any]:
-    """The name and the settings of the optimizer inside of groups."""
+    """The name and settings of the optimizer inside groups."""
     made: Any = prepared.optimizer(UNKNOWN_RATE, stage.frozen)
     while not isinstance(made, RatedOptimizer):
         made = made.optimizer
@@ -378,7 +377,7 @@ def _time(seconds: float) -> str:
 
 
 def _wrapped(name: str, text: str) -> Sequence[str]:
-    """A row of the screen: a name, and beside it a text of a few lines."""
+    """A row of the screen: a name, followed by a text of a few lines."""
     indent = " " * COLUMN
     lines = textwrap.wrap(text, WIDTH - COLUMN, break_on_hyphens=False) or [""]
     if len(lines) > ROWS_OF_ONE:

@@ -1,4 +1,4 @@
-"""What labels are, read before it is known what they are for: classes, values, or several labels of yes or no."""
+"""The kind of labels, found before their use is known: classes, values, or several yes-or-no labels."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Kind = Literal["classes", "values", "questions"]
 VALUES = (losses.MeanSquaredError, losses.MeanAbsoluteError, losses.Huber, losses.SmoothL1)
 """Losses of values, which have no classes."""
 MANY, FEW = 20, 10
-"""Whole numbers are values where there are more than ``MANY`` different ones, each in fewer than ``FEW`` samples on average."""
+"""Whole numbers are values if there are more than ``MANY`` different ones, each in fewer than ``FEW`` samples on average."""
 SAMPLES_READ = 4096
-"""Of a data set whose labels do not lie in an array."""
+"""Samples read of a data set whose labels are not in an array."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Labels:
 
     Attributes:
         array: [samples], or [samples, values]; None for lists of labels.
-        columns: of a table, that they are from; empty for other data.
-        is_of_lists: whether a sample has a list of labels, or a text with a separator in it.
+        columns: their columns in a table; empty for other data.
+        is_of_lists: True if a sample has a list of labels, or a text with separators.
     """
 
     array: np.ndarray | None
@@ -45,18 +45,19 @@ class Labels:
 
     @property
     def hold(self) -> str:
-        """What messages call them, with the verb of what they hold."""
+        """The subject and verb for messages about the labels."""
         if len(self.columns) == 1:
             return f"the label '{self.columns[0]}' holds"
         return f"the labels {', '.join(map(repr, self.columns))} hold" if self.columns else "the labels hold"
 
 
 def labels_of(data: DataSource, reading: Mapping[str, Any]) -> Labels | None:
-    """Return the labels of data; None where these are no table and no arrays, or cannot be read: whoever reads them all says why.
+    """Return the labels of data; None for data other than tables and arrays, or data that cannot be read (the later full read
+    reports the error).
 
     Args:
-        data: as ``burnish.finetune`` takes them.
-        reading: the options that they are opened with.
+        data: as in ``burnish.finetune``.
+        reading: options for opening the data.
     """
     label, separator = reading.get("label"), reading.get("label_separator")
     with suppress(DataError, OSError, ValueError, MemoryError):
@@ -128,14 +129,14 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Labels | None:
 
 
 def innermost(loss: losses.Loss) -> losses.Loss:
-    """Return the loss that others wrap."""
+    """Return the loss inside its wrappers."""
     while isinstance(loss, Wrapping):
         loss = loss.loss
     return loss
 
 
 def asks_yes_or_no(loss: losses.Loss) -> bool:
-    """Return whether a loss takes each element of its prediction for a question of yes or no."""
+    """Return True if a loss treats each element of its prediction as a yes-or-no question."""
     return any(
         reading.activation == SIGMOID or (reading.takes == "probabilities" and reading.class_axis is None)
         for reading in loss.readings
@@ -143,16 +144,16 @@ def asks_yes_or_no(loss: losses.Loss) -> bool:
 
 
 def kind_of(labels: Labels | None, loss: losses.Loss | None, outputs: int) -> tuple[Kind, str | None]:
-    """Tell what is learned of labels, and why in words; None where it is classes, as of most files.
+    """Return the kind of task for labels, and the reason in words; None as reason for classes, the usual kind.
 
-    A loss that is asked for decides. Else text is of classes, lists and several columns of 0 and 1 are labels of yes or no, and
-    numbers with fractions are values. So are whole numbers, where the model has one output and they are more than two, or where
-    there are more than ``MANY`` different ones and ``FEW`` samples of each, unless the model has just as many outputs as it takes
-    to number them.
+    A given loss decides. Otherwise text means classes, lists and several columns of 0 and 1 mean yes-or-no labels, and numbers
+    with fractions mean values. Whole numbers are values too, if the model has one output and there are more than two of them, or
+    if there are more than ``MANY`` different ones in fewer than ``FEW`` samples each; but they are classes if the model has
+    exactly the outputs to number them.
 
     Args:
-        labels: of the data; None where they are not known.
-        loss: that is asked for.
+        labels: labels of the data; None if unknown.
+        loss: the loss given, or None.
         outputs: numbers that the model gives for each sample.
     """
     if loss is not None:
@@ -173,7 +174,7 @@ def kind_of(labels: Labels | None, loss: losses.Loss | None, outputs: int) -> tu
         if not is_binary:
             return "values", f"{labels.hold} {array.shape[1]} numbers for each sample"
         if (np.asarray(array, np.int64).sum(axis=1) == 1).all() and not labels.columns:
-            return "classes", None  # one-hot, which the reader refuses with what to give
+            return "classes", None  # one-hot, which the reader rejects with a remedy
         return "questions", f"{labels.hold} {array.shape[1]} times 0 or 1 for each sample"
     numbers = np.asarray(array).reshape(-1)
     if numbers.dtype.kind == "b":

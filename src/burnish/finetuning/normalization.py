@@ -1,4 +1,4 @@
-"""Batch normalization after layers into which an exporter folded it, so that they train as the module would."""
+"""Batch normalization after layers into which an exporter folded it, so that they train like the original module."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from burnish.surgery.folded import perhaps_folded
 from burnish.surgery.insert import OPERATORS
 
 OPEN_EXTENT = 2
-"""What is tried for an extent that is open, such as the number of tokens."""
+"""Size tried for an open extent, such as the number of tokens."""
 
 
 def takes_one_sample(model: ir.Model) -> bool:
-    """Whether all inputs that have samples hold one, along an axis that is marked or the first."""
+    """True if all inputs with samples hold one sample, along the marked axis or the first."""
     axes = [(value.shape, marked_sample_axis(value)) for value in model.graph.inputs]
     held = [shape is not None and len(shape) > 1 and shape[axis] == 1 for shape, axis in axes if axis is not None]
     return bool(held) and all(held)
 
 
 def settle_outputs(model: ir.Model) -> None:
-    """Give outputs a first extent of 1 where one sample gives that and their shape leaves it open; in place.
+    """Give outputs a first extent of 1 if it is open and one sample gives 1; in place.
 
-    PyTorch's older exporter writes shapes with ``Where`` and ``Expand``, behind which no inference follows the sample. An output
-    whose first axis is not known to be that of the sample would get another one when the batch is opened.
+    PyTorch's older exporter writes shapes with ``Where`` and ``Expand``, and shape inference loses the sample axis there. Such an
+    output would get another axis when the batch is opened.
 
     Args:
         model: a canonical model that takes one sample.
@@ -52,7 +52,7 @@ def settle_outputs(model: ir.Model) -> None:
         assert value.dtype is not None
         extents = [extent if isinstance(extent, int) else OPEN_EXTENT for extent in value.shape]
         feeds[str(value.name)] = np.zeros(extents, value.dtype.numpy())
-    with suppress(BurnishError):  # of a model that does not run on zeros the outputs stay as they are
+    with suppress(BurnishError):  # outputs stay as they are if the model does not run on zeros
         outputs = engines.get("auto").load(model)(feeds)
         for value in open_ones:
             assert value.shape is not None
@@ -66,9 +66,9 @@ def _is_open(extent: int | ir.SymbolicDim) -> bool:
 
 WAYS = (AUTO, INSERT, KEEP)
 CALIBRATED, AT_ONCE = 128, 32
-"""Samples of which the statistics are taken at most; of them in a batch."""
+"""Most samples used for the statistics; most samples per batch."""
 LEAST_BATCH = 8
-"""Samples in a batch below which statistics of the batch are worse than none."""
+"""Batch size below which batch statistics are worse than none."""
 
 
 def with_normalization(
@@ -81,29 +81,29 @@ def with_normalization(
     notes: list[str],
     is_random: bool = False,
 ) -> tuple[ir.Model, tuple[str, ...]]:
-    """Put batch normalization after layers that train and into which it was folded; noted is what was done, and why.
+    """Insert batch normalization after trained layers into which it was folded, and note the reason.
 
-    A network without normalization trains at lower rates only, and often to less than with it. The new layers start from
-    the statistics of the data and change no output (``burnish.surgery.insert``), with weights as long as those that a module
-    begins with; the exported file has them folded again.
+    A network without normalization trains only at lower rates, and often to a worse result. The new layers start from the
+    statistics of the data and change no output (``burnish.surgery.insert``); weights get the length that a module starts with.
+    The exported file has the layers folded again.
 
     Args:
-        model: a canonical model; left as it is.
-        dataset: the data to train on; up to 128 samples are read.
-        trained: the weights that train.
-        way: ``auto``: where the file says that normalization was folded; ``insert``: after every convolution that trains and has
-            none; ``keep``: nowhere.
-        batch_size: of the steps; None where that is still to be chosen, which is then 8 or more.
-        seed: of the choice of samples.
-        notes: gets a line.
-        is_random: the weights were not trained: with ``insert`` the new layers have the scale 1 and bias 0 of a module. What such
-            a network gives is not worth keeping, and may be nearly the same for all samples.
+        model: a canonical model; not changed.
+        dataset: training data; up to 128 samples are read.
+        trained: names of the weights that train.
+        way: ``auto``: after layers that the file marks as folded; ``insert``: after every trained convolution that has none;
+            ``keep``: nowhere.
+        batch_size: batch size of the steps; None if still to be chosen, which then is 8 or more.
+        seed: seed for the choice of samples.
+        notes: list that gets a line.
+        is_random: True if the weights were not trained: with ``insert``, the new layers then start with scale 1 and bias 0 like a
+            module. The outputs of such a network are not worth keeping, and may be nearly the same for all samples.
 
     Returns:
-        The model, and the biases before the new layers, which these take out again: they need no training.
+        The model, and the biases before the new layers: normalization removes them again, so they need no training.
 
     Raises:
-        ConfigurationError: no such way.
+        ConfigurationError: ``way`` is unknown.
     """
     if way not in WAYS:
         raise ConfigurationError(f"folded_norm={way!r}: give {', '.join(map(repr, WAYS[:-1]))} or {WAYS[-1]!r}")
@@ -152,7 +152,7 @@ def _begin_afresh(model: ir.Model, normalized: Collection[str | None]) -> None:
 
 
 def _inserted(model: ir.Model, names: Sequence[str], dataset: Dataset, seed: int) -> ir.Model:
-    """Put the layers in, with statistics of the data; of a file of one sample many are measured at once where that can be."""
+    """Insert the layers with statistics of the data; a file for one sample is measured on many at once if possible."""
     axes = moved_inputs(model.graph)
     if takes_one_sample(model):
         with suppress(UnsupportedOperatorError):
@@ -164,7 +164,7 @@ def _inserted(model: ir.Model, names: Sequence[str], dataset: Dataset, seed: int
 
 
 def _layers(model: ir.Model, trained: Collection[str], weights: Collection[str] | None) -> list[ir.Node]:
-    """The layers that train and can be followed by batch normalization: those with these weights, or all convolutions."""
+    """The trained layers that batch normalization can follow: those with these weights, or all convolutions."""
     operators = OPERATORS if weights is not None else ("Conv", "ConvTranspose")
     return [
         node
@@ -178,13 +178,12 @@ def _layers(model: ir.Model, trained: Collection[str], weights: Collection[str] 
 
 
 def _initializer(node: ir.Node, index: int) -> str | None:
-    """The name of an operand, where it is an initializer."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return value.name if value is not None and value.is_initializer() else None
 
 
 def _batches(dataset: Dataset, size: int, seed: int, axes: Axes) -> Iterator[Mapping[str, np.ndarray]]:
-    """Samples of all classes, so many at once, along these axes of the inputs; batches that have fewer are left out."""
+    """Full batches of samples of all classes, in the axes of the model."""
     loader = Loader(dataset, size, seed=seed)
     whole = (batch for number, batch in enumerate(loader.epoch(0)) if loader.samples_in(number) == size)
     yield from (to_model(batch, axes) for batch in itertools.islice(whole, max(1, CALIBRATED // size)))

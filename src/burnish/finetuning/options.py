@@ -1,6 +1,6 @@
-"""The options of fine-tuning, each declared once: ``burnish.finetune`` and the command line take them.
+"""The options of fine-tuning, declared once for ``burnish.finetune`` and the command line.
 
-Nothing heavy is imported here: the help of the command line lists these options.
+The help of the command line lists these options, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CONSTANT, COSINE, ONE_CYCLE = "constant", "cosine", "one_cycle"
 
 
 def check_head(head: str) -> str:
-    """Return a choice of the head; raise ConfigurationError for one that there is not."""
+    """Return a valid choice of the head; raise ConfigurationError otherwise."""
     if head not in HEADS:
         raise ConfigurationError(f"head={head!r} (--head): give {', '.join(map(repr, HEADS))}{suggestion(str(head), HEADS)}")
     return head
 
 
 def _read_unfreeze(text: str) -> str | list[int]:
-    """Return epochs with commas between as numbers, and a word as it is."""
+    """Return comma-separated epochs as numbers, and a word unchanged."""
     parts = [part.strip() for part in text.split(",")]
     return [int(part) for part in parts] if all(map(is_natural_text, parts)) else text
 
@@ -76,7 +76,7 @@ def _check_quantize(asked: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOptions(Options):
-    """What is tuned, and how fast: options that the command line has as they are; ``FinetuneOptions`` says what each is."""
+    """Options shared with the command line; ``FinetuneOptions`` documents them."""
 
     freeze_until: str | None = option(
         None,
@@ -152,52 +152,47 @@ class TuningOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(TuningOptions):
-    """What fine-tuning is asked for.
+    """The options of fine-tuning.
 
     Args:
-        eval_data: the same, to evaluate on after every epoch.
-        eval_split: hold out a part of ``data`` for that instead, as ``Trainer`` takes it: a share, such as 0.2, of each class, or
-            ``"group:COLUMN"``. ``notes`` of the result say what was held out.
-        output: where the tuned model is written.
-        epochs, seed, engine, device, threads: as ``Trainer`` takes them.
-        batch_size: None: as many samples as fit into memory, 32 at most, fewer where there are few.
-        lr: None is ``find_rate``'s.
-        schedule: ``cosine``, after a short rise, or ``constant``.
-        freeze_until: ``head``, or where training begins (``transfer``).
-        unfreeze: ``gradual``, or epochs: when the layers before the head begin to train (``plan``).
-        layer_decay: what the rate is multiplied by from each layer to the one before it, such as 0.9.
-        cached_features: compute what stands before the layers that train once for each sample, where that can be done.
-        patience: stop after so many epochs without a lower loss, in the last stage, and again in the training as integers; None
-            trains to the last.
-        callbacks: as ``Trainer`` takes them; they are told of each stage as of a run of its own.
-        augment: random changes to images, ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1`` or some of these, as ``Trainer``
-            takes them; nothing is then computed once for each sample. MixUp and CutMix are done in the graph
-            (``burnish.losses.mixed``); MixUp mixes rows of a table too.
-        data_workers: as ``Trainer`` takes it.
-        adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``, or a folder of PEFT to go on with:
-            adapters and the head train, and are merged into what is written; None trains the weights themselves.
-        save_adapters: where adapters are written by themselves as well, by form, as ``Session.export`` takes it:
-            ``{"apart": "tuned.onnx", "peft": "folder"}``.
-        quantize: ``int8`` or ``int4``, settings behind a colon, or settings of ``burnish.surgery.quantize`` with ``epochs``,
-            ``rate`` (a factor of ``lr``) and ``distill`` (the part of the loss that is what the tuned model says): after the
-            tuning, the model is quantized, calibrated on the data, and trained for a third of the epochs (with 4 bits for as
-            many) as it will compute with integers; what is written holds these. ``accuracies`` of the result, and its last note,
-            say what that costs.
-        head: ``auto`` keeps the file's head where its metadata name the classes of the data; ``new`` draws one in any case, and
-            ``keep`` keeps it, as for data of the same classes by number.
-        folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
-            folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
-            are.
-        head_output: the output with the classes, where there are several; of a detector boxes and scores, where they are not
-            found: any values of the model, by name.
-        sample_axis: along which axis of the model's inputs the samples stand, as ``burnish.compile`` takes it; the tuned file
-            keeps it.
-        loss: in place of the one that fits: cross-entropy of classes and masks, ``mse`` of values, ``bce_with_logits`` of labels
-            of yes or no, of a detector the one that is found. It decides what is learned: ``cross_entropy`` of numbers that were
-            taken for values takes them for classes.
-        metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
-        label, label_separator, image_size, pixels, text, sound, missing, columns: as ``burnish.data.open_dataset`` takes them.
-        train_on: of texts that a language model learns, the tokens that count, as ``burnish.data.Text`` takes it.
+        eval_data: data to evaluate on after every epoch, in the forms of ``data``.
+        eval_split: part of ``data`` to hold out for evaluation instead, as in ``Trainer``: a share of each class, such as 0.2, or
+            ``"group:COLUMN"``. ``notes`` of the result list the held-out part.
+        output: path of the tuned model.
+        epochs, seed, engine, device, threads: as in ``Trainer``.
+        batch_size: samples per step; None: as many as fit into memory, at most 32, fewer for small data.
+        lr: learning rate; None: found by ``find_rate``.
+        schedule: ``cosine`` after a short rise, ``constant``, or another.
+        freeze_until: ``head``, or the place where training begins (``transfer``).
+        unfreeze: ``gradual``, or the epochs after which the layers before the head start to train (``plan``).
+        layer_decay: factor of the rate from each layer to the one before it, such as 0.9.
+        cached_features: compute the results of the layers before the trained ones once per sample, if possible.
+        patience: stop after so many epochs without a lower loss, in the last stage and again in quantized training; None trains
+            to the end.
+        callbacks: as in ``Trainer``; each stage is a run of its own to them.
+        augment: random changes to images, such as ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1``, as in ``Trainer``; results
+            are then not cached. MixUp and CutMix run in the graph (``burnish.losses.mixed``); MixUp also mixes rows of a table.
+        data_workers: as in ``Trainer``.
+        adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``, or a PEFT folder to continue from:
+            adapters and the head train, and are merged into the tuned file. None trains the weights themselves.
+        save_adapters: paths for the adapters as separate files, by form, as in ``Session.export``: ``{"apart": "tuned.onnx",
+            "peft": "folder"}``.
+        quantize: ``int8`` or ``int4``, with settings after a colon, or settings of ``burnish.surgery.quantize`` with ``epochs``,
+            ``rate`` (a factor of ``lr``) and ``distill`` (the weight of the tuned model's outputs in the loss). After tuning, the
+            model is quantized, calibrated on the data, and trained in quantized form for a third of the epochs (for all with 4
+            bits); the tuned file is quantized. ``accuracies`` of the result and its last note tell the cost in accuracy.
+        head: ``auto`` keeps the file's head if its metadata name the classes of the data; ``new`` always re-initializes it;
+            ``keep`` keeps it, for data with the same numbered classes.
+        folded_norm: ``auto`` trains with batch normalization if the file records that an exporter folded it into layers, and
+            folds it again at the end; ``insert`` adds it after every convolution that has none; ``keep`` leaves layers unchanged.
+        head_output: output with the classes, if there are several; for a detector boxes and scores, if not found: names of any
+            values of the model.
+        sample_axis: axis of the samples in the model's inputs, as in ``burnish.compile``; the tuned file keeps it.
+        loss: replaces the default: cross-entropy for classes and masks, ``mse`` for values, ``bce_with_logits`` for yes-or-no
+            labels, the detected loss for a detector. It also decides the task: with ``cross_entropy``, numbers are classes.
+        metrics: replace the default metrics of the task or the loss; the first decides which epoch is best.
+        label, label_separator, image_size, pixels, text, sound, missing, columns: as in ``burnish.data.open_dataset``.
+        train_on: tokens that count in the loss of a language model, as in ``burnish.data.Text``.
     """
 
     eval_data: DataSource | None = option(None)
@@ -259,16 +254,16 @@ class FinetuneOptions(TuningOptions):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The options that data are opened with."""
+        """The options for opening data."""
         names = ("label", "label_separator", "image_size", "pixels", "text", "sound", "missing", "columns")
         options = {name: getattr(self, name) for name in names}
         return options if self.train_on is None else {**options, "text": self._text_with_answers()}
 
     def _text_with_answers(self) -> Text:
-        """The settings of texts with ``train_on`` among them.
+        """The text settings, with ``train_on`` included.
 
         Raises:
-            ConfigurationError: ``text`` says something else.
+            ConfigurationError: ``text`` has another ``train_on``.
         """
         text = as_text(self.text) or Text()
         if text.train_on not in (None, self.train_on):
@@ -277,5 +272,5 @@ class FinetuneOptions(TuningOptions):
 
     @property
     def running(self) -> dict[str, Any]:
-        """The options of what runs the model, as ``Session`` takes them."""
+        """The options for running the model, as in ``Session``."""
         return {name: getattr(self, name) for name in ("engine", "device", "threads")}

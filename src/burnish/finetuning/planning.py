@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning run: its stages, what is computed once, the batch, the learning rate and its schedule."""
+"""The plan of a fine-tuning run: stages, cached features, batch size, learning rate and schedule."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from burnish.validation import is_whole
 
 GRADUAL = "gradual"
 PARTS = 3
-"""Parts that the layers before the head are cut into, for gradual unfreezing."""
+"""Parts into which gradual unfreezing divides the layers before the head."""
 BATCHES_AT_THE_START = 4
 WARMUP = 0.05
-"""The part of a stage's steps in which the learning rate rises."""
+"""Share of a stage's steps in which the learning rate rises."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Stage:
     """A part of a run in which the same weights train.
 
     Attributes:
-        frozen: the initializers that stay as they are.
-        epochs: how long it goes on.
-        cached: whether what stands before the layers that train is computed once.
+        frozen: names of the frozen initializers.
+        epochs: number of epochs.
+        cached: True if the results of the layers before the trained ones are computed once.
     """
 
     frozen: tuple[str, ...]
@@ -69,19 +69,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does.
+    """The plan of a run.
 
     Attributes:
-        transfer: the model.
-        stages: one after the other, each from the state of the one before.
-        batch_size: samples of a step.
-        lr: the highest learning rate.
-        schedule: ``cosine``, ``constant`` or another of ``burnish.optim.schedules``, settings behind a colon.
-        layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
-        notes: what was decided, and why, a line each.
-        trials: programs of stages that were compiled for the decision.
-        chance: the figures of a model that has learned nothing; None if they are not known.
-        remedies: what to try if the run ends there.
+        transfer: the prepared model.
+        stages: the stages in order, each continuing from the state of the last.
+        batch_size: samples per step.
+        lr: highest learning rate.
+        schedule: ``cosine``, ``constant`` or another of ``burnish.optim.schedules``, with settings after a colon.
+        layer_decay: factor of the rate from each layer to the one before it; None for one rate.
+        notes: decisions with reasons, one per line.
+        trials: programs of stages compiled while planning.
+        chance: figures of a model that has learned nothing; None if unknown.
+        remedies: actions to try if the run ends at chance.
     """
 
     transfer: Transfer
@@ -96,12 +96,12 @@ class Plan:
     remedies: tuple[str, ...] = ()
 
     def trial(self, stage: Stage) -> Trial | None:
-        """Return what was compiled of a stage already, for a run to go on with; None where nothing was, or it does not serve."""
+        """Return the compiled trial of a stage for reuse by a run; None if there is none, or it does not fit."""
         trial = self.trials.get(stage)
         return trial if trial is not None and trial.is_of(self.transfer) else None
 
     def program(self, stage: Stage, samples: int) -> Program:
-        """Return the program of a stage over so many samples; it computes the rate, where that changes."""
+        """Return the program of a stage for so many samples; it computes the learning rate if that changes."""
         steps = self.steps(stage, samples)
         rate = scheduled(self.lr, self.schedule, warmup_steps(steps, self.schedule), steps)
         trial = self.trial(stage)
@@ -111,25 +111,25 @@ class Plan:
             return compiled(self.transfer, stage, rate, self.layer_decay, self.steps_of_epoch(samples))
 
     def steps(self, stage: Stage, samples: int) -> int:
-        """Return how many steps a stage has."""
+        """Return the number of steps of a stage."""
         return stage.epochs * self.steps_of_epoch(samples)
 
     def steps_of_epoch(self, samples: int) -> int:
-        """Return how many batches an epoch has; what makes no whole one is left out where the model takes no other."""
+        """Return the batches per epoch; a partial batch is left out if the model's batch size is fixed."""
         whole, rest = divmod(samples, self.batch_size)
         return whole if self.transfer.has_fixed_batch else whole + bool(rest)
 
 
 @garbage_kept()
 def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan:
-    """Decide how a model is tuned; trial steps are taken where no rate is given.
+    """Plan the fine-tuning of a model; trial steps find the rate if none is given.
 
     Args:
-        transfer, dataset: as ``transfer`` returns them.
-        options: None for ``batch_size`` is as many as fit into memory, 32 at most; for ``lr``, what is found on the last stage
-            (``find_rate``); for ``unfreeze``, all that is not frozen trains from the start. ``gradual`` begins with the head
-            alone, and lets a third of the layers before it follow after each epoch; or the epochs, ascending, after each of which
-            a further part follows: as many parts as there are numbers.
+        transfer, dataset: results of ``transfer``.
+        options: with ``batch_size`` None, as many samples as fit into memory, at most 32; with ``lr`` None, the rate found on the
+            last stage (``find_rate``); with ``unfreeze`` None, everything not frozen trains from the start. ``gradual`` starts
+            with the head and adds a third of the layers before it after each epoch. Or give ascending epochs, after each of which
+            another part starts to train: one part per number.
 
     Raises:
         ConfigurationError: ``unfreeze`` does not fit the epochs or the model.
@@ -162,7 +162,7 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
             longest = dataset.padded(dataset.longest) if isinstance(dataset, TextDataset) else dataset.batch(np.arange(1))
             batch_size, why = chosen_batch(program, longest, len(dataset))
             notes.append(why)
-        samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
+        samples_left_out(program, len(dataset), batch_size)  # warns about samples left out, before the trial steps
         is_trained = transfer.is_trained
         if chance is not None and not (transfer.is_new or last.cached):
             begun = _loss_at_the_start(program, dataset, batch_size, options)
@@ -180,7 +180,7 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
             if last.cached:
                 batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), options.seed, **options.running)
             tests = tests_of(options.epochs * -(-len(dataset) // batch_size))
-            with quietly():  # the run says the same at its first step
+            with quietly():  # the run warns at its first step
                 highest, usual = HIGHEST_RATE / transfer.largest_scale(last.frozen), None
                 if transfer.uses_adamw:
                     highest = HIGHEST_OF_ADAMW
@@ -228,15 +228,15 @@ def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | 
 
 
 def warmup_steps(steps: int, schedule: str) -> int:
-    """Return in how many of so many steps the learning rate rises, where the schedule has no rise of its own."""
+    """Return the steps in which the learning rate rises; 0 if the schedule has its own rise."""
     return 0 if schedule.partition(":")[0] in (CONSTANT, ONE_CYCLE) else round(WARMUP * steps)
 
 
 def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
-    """Return a learning rate over the steps of a run: a number where it does not change.
+    """Return the learning rate over the steps of a run; a number if it is constant.
 
     Raises:
-        ConfigurationError: there is no such schedule, or it needs to know more.
+        ConfigurationError: the schedule is unknown, or lacks a setting.
     """
     if schedule == CONSTANT:
         return lr
@@ -248,7 +248,7 @@ def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
 
 
 def _stages(transfer: Transfer, epochs: int, unfreeze: str | Sequence[int] | None) -> tuple[Stage, ...]:
-    """The stages, before it is known what they compute once."""
+    """The stages, before caching is decided."""
     if unfreeze is None:
         return (Stage(transfer.frozen, epochs),)
     layers = transfer.layers
@@ -277,12 +277,12 @@ def _stages(transfer: Transfer, epochs: int, unfreeze: str | Sequence[int] | Non
 
 
 def _still(transfer: Transfer, stage: Stage) -> int:
-    """How many layers a stage holds of those that train in the end."""
+    """The number of layers frozen in this stage that train later."""
     return sum(layer[0] in stage.frozen for layer in transfer.layers)
 
 
 def _with_cache(stage: Stage, trial: Callable[[Stage], Program], is_wanted: bool, notes: list[str]) -> Stage:
-    """The stage with features that are computed once, where it has some and they can be kept; ``trial`` compiles a stage."""
+    """The stage with cached features, if possible; ``trial`` compiles a stage."""
     if not is_wanted or not stage.frozen:
         return stage
     try:
@@ -311,18 +311,18 @@ def _schedule_note(planned: Plan, samples: int) -> list[str]:
 
 MOST, FEWEST = 32, 8
 STEPS_OF_AN_EPOCH = 10
-"""An epoch of a small data set has so many steps at least, down to ``FEWEST`` samples in each."""
+"""Fewest steps in an epoch of a small data set, as long as batches have ``FEWEST`` samples."""
 BESIDE_THE_PLAN = 2
-"""What a step takes, in its planned peak: kernels need as much again for themselves."""
+"""Memory of a step relative to its planned peak: kernels need as much again."""
 
 
 def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int) -> tuple[int, str]:
-    """Return how many samples a step is to take, and a line that says why.
+    """Return the samples per step, and a line with the reason.
 
     Args:
-        program: of the training.
+        program: training program.
         samples: a batch of the data, samples first.
-        count: samples in the data.
+        count: number of samples in the data.
     """
     fixed = fixed_batch(program)
     if fixed is not None:
@@ -342,23 +342,23 @@ def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int
 
 
 def step_memory(program: Program, samples: Mapping[str, np.ndarray]) -> Callable[[int], int]:
-    """Return a function that plans the peak of a step over so many samples, in bytes.
+    """Return a function from a batch size to the planned peak of a step in bytes.
 
     Args:
-        program: of the training.
-        samples: a batch of the data, samples first, which tells the open dimensions.
+        program: training program.
+        samples: a batch of the data, samples first, which gives the open dimensions.
     """
     graph, extents = program.graphs.unlowered("grad"), _extents(program, samples)
     return lambda size: planned_peak(graph, size, extents).bytes
 
 
 def largest_batch(program: Program, samples: Mapping[str, np.ndarray], count: int) -> int | None:
-    """Return the most samples whose step fits into the memory that is free, as it is planned; None if that is not known.
+    """Return the largest batch whose planned step fits into free memory; None if that is unknown.
 
-    It is found to a sixteenth of itself, and no larger than the data.
+    The result is accurate to a sixteenth, and no larger than the data.
 
     Args:
-        program, samples, count: as ``chosen_batch`` takes them.
+        program, samples, count: as in ``chosen_batch``.
     """
     free, planned_bytes = available_memory(), step_memory(program, samples)
     if fixed_batch(program) is not None or free is None:
@@ -379,7 +379,7 @@ def largest_batch(program: Program, samples: Mapping[str, np.ndarray], count: in
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that are free for this process; None where the system does not say (only Linux does)."""
+    """Return the bytes of memory free for this process; None if the system does not report it (only Linux does)."""
     free: list[int] = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -393,7 +393,7 @@ def available_memory() -> int | None:
 
 
 def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """What the open dimensions beside the batch are in the data."""
+    """The sizes of the open dimensions, except the batch."""
     entries = program.signature["step"].inputs_of(Role.DATA, Role.LABEL)
     return {
         extent: size
@@ -405,18 +405,18 @@ def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, i
 
 
 SAID_BY_THE_RUN = (ObjectiveWarning, UntrainedWeightsWarning)
-"""What is not said of a program that only takes trial steps."""
+"""Warnings that trial steps leave to the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A program that was compiled to be tried.
+    """A program compiled for trial steps.
 
     Attributes:
-        transfer: gives what it was compiled of, as long as that is needed elsewhere.
-        program: at a constant rate, which the run replaces (``Program.with_optimizer``).
-        seconds: that it took.
-        unsaid: warnings that are said when a run takes the program.
+        transfer: weak reference to the prepared model.
+        program: program at a constant rate, which the run replaces (``Program.with_optimizer``).
+        seconds: compile time.
+        unsaid: warnings to give when a run uses the program.
     """
 
     transfer: weakref.ref[Transfer]
@@ -426,7 +426,7 @@ class Trial:
 
     @classmethod
     def of(cls, transfer: Transfer, compiled: Callable[[], Program]) -> Trial:
-        """Compile a program, and keep what only concerns those who train it."""
+        """Compile a program; keep back the warnings that only matter if it trains."""
         begin = time.monotonic()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -437,14 +437,14 @@ class Trial:
         return cls(weakref.ref(transfer), program, seconds, unsaid)
 
     def is_of(self, transfer: Transfer) -> bool:
-        """Whether a run that trains this, whatever steps its epochs have, has this program."""
+        """True if this program serves a run of ``transfer`` with any number of steps per epoch."""
         return self.transfer() is transfer and STEPS_PER_EPOCH not in self.program.options
 
     def read_from(self, path: Path) -> Trial:
-        """Return the same with weights that need no memory once a session has taken them over, as a file holds them.
+        """Return the same trial with weights read from a file, so that they need no memory once a session has them.
 
         Args:
-            path: of the model that the program was compiled of.
+            path: file of the compiled model.
         """
         weights, held = self.program.weights, read_model(path).graph.initializers
         if not isinstance(weights, Weights):
@@ -454,11 +454,11 @@ class Trial:
         return replace(self, program=replace(self.program, weights=moved))
 
     def optimizer(self, rate: Rate) -> optim.Optimizer:
-        """Return the optimizer of the program at another rate, a number or a schedule, for ``Program.with_optimizer``."""
+        """Return the program's optimizer at another rate or schedule, for ``Program.with_optimizer``."""
         return _at_rate(optim.get(self.program.options["optimizer"]), rate)
 
     def taken(self) -> Program:
-        """Return the program for a run that trains it, and give the warnings that concern it."""
+        """Return the program for a run, and give its pending warnings."""
         _say(self.unsaid)
         return self.program
 

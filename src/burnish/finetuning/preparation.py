@@ -1,4 +1,4 @@
-"""A file that somebody else has trained, made ready for other data: its head, its batch, and what of it trains."""
+"""A trained model prepared for other data: its head, its batch, and its trained weights."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from burnish.training.run_data import fixed_extent, length_of, within_the_model
 
 HEAD = "head"
 OF_TEXTS = (".txt", ".jsonl")
-"""Files that hold nothing but texts."""
+"""Files that hold only texts."""
 HEAD_SCALE = 10.0
-"""How much faster a head that was drawn anew learns than the layers that were trained already."""
+"""Factor of the learning rate of a re-initialized head over the trained layers."""
 MOMENTUM = 0.9
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN"})
-"""Operators whose weights begin a layer; others, such as normalization, belong to the layer before them."""
+"""Operators whose weights begin a layer; others, such as normalization, belong to the layer before."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A model made ready for other data.
+    """A model prepared for other data.
 
     Attributes:
-        model: with a head for the classes in the data.
-        head: that layer.
-        is_new: whether it was drawn anew.
-        frozen: the initializers that stay as they are.
-        batch: ``open`` where the file takes one sample at a time, else None.
-        task: what is learned: what the loss reads, the loss, the metrics.
-        notes: what was decided, and why, a line each.
-        idle: biases that a batch normalization put in after them takes out again; they stay as they are.
-        evaluation: the part of the data that is held out; None where nothing is.
-        is_trained: whether the layers before the head were trained before; None where that cannot be told.
-        spec: what the model takes of data.
+        model: the model with a head for the classes in the data.
+        head: the head.
+        is_new: True if the head was re-initialized.
+        frozen: names of the frozen initializers.
+        batch: ``open`` if the file takes one sample at a time, else None.
+        task: the task: values that the loss reads, the loss, the metrics.
+        notes: decisions with reasons, one per line.
+        idle: biases that an inserted batch normalization removes again; they do not train.
+        evaluation: the held-out part of the data, or None.
+        is_trained: True if the layers before the head are trained; None if unknown.
+        spec: inputs of the model.
     """
 
     model: ir.Model
@@ -81,10 +81,10 @@ class Transfer:
     spec: DataSpec | None = None
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
-        """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
+        """Return the settings of the parameters, as for ``burnish.optim.groups``.
 
         Args:
-            frozen: what stays as it is; by default ``frozen``.
+            frozen: names to freeze; by default ``frozen``.
         """
         held = self.frozen if frozen is None else tuple(frozen)
         scaled: dict[str, Any] = {}
@@ -94,19 +94,19 @@ class Transfer:
         return {**scaled, **dict.fromkeys((*held, *self.idle), "frozen")}
 
     def largest_scale(self, frozen: Collection[str] | None = None) -> float:
-        """Return how many times the rate the fastest weights learn at; ``frozen`` as ``groups`` takes it."""
+        """Return the highest factor of the learning rate of any weight; ``frozen`` as in ``groups``."""
         settings = self.groups(frozen).values()
         return max((each["lr_scale"] for each in settings if isinstance(each, Mapping)), default=1.0)
 
     def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
-        """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
+        """Return SGD with momentum; a new head gets ten times the rate if other layers train too.
 
         A model with ``uses_adamw`` gets AdamW without weight decay.
 
         Args:
-            rate: a number, or a schedule.
-            frozen: as ``groups`` takes it.
-            layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
+            rate: a number or a schedule.
+            frozen: as in ``groups``.
+            layer_decay: factor of the rate from each layer to the one before it; None for one rate.
         """
         groups = self.groups(frozen)
         plain: optim.Optimizer = optim.sgd(lr=rate, momentum=MOMENTUM)
@@ -126,12 +126,12 @@ class Transfer:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """The names of all weights, in the order of the file; of a model with adapters, what trains beside them."""
+        """The names of all weights in file order; for a model with adapters, the names that train."""
         return tuple(_trainable(self.model, self.task.outputs))
 
     @property
     def has_fixed_batch(self) -> bool:
-        """Whether the model takes batches of one size alone."""
+        """True if the model takes only one batch size."""
         axes = input_axes(self.model.graph.inputs)
         extents = [
             value.shape[axis] for value in self.model.graph.inputs if value.shape and (axis := axes[value.name or ""]) is not None
@@ -140,7 +140,7 @@ class Transfer:
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
-        """The weights of each layer before the head that are not frozen, in the order in which the graph reads them."""
+        """The unfrozen weights of each layer before the head, in the order in which the graph reads them."""
         known = set(self.trainable) - {*self.head.initializers, *self.frozen}
         layers: list[list[str]] = []
         for node, read in _weights_in_order(self.model.graph):
@@ -155,21 +155,20 @@ class Transfer:
 
 @garbage_kept()
 def transfer(source: Source, data: DataSource, options: FinetuneOptions = FinetuneOptions()) -> tuple[Transfer, Dataset]:
-    """Return a model made ready for the classes in data, and the data to train on.
+    """Return a model prepared for the classes in data, and the training data.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        data: as ``open_source`` takes it.
-        options: ``freeze_until`` is ``head``, which trains the head alone; the name of a node, or a name or pattern of
-            initializers, which leaves everything before the first of these as it is; or None, which trains everything. With
-            ``adapters`` these train beside the head, and all other weights stay as they are. MixUp and CutMix of ``augment``
-            become part of the loss, in the graph. The seed is that of the new head, of adapters, and of the samples whose
-            statistics new normalization starts from.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        data: as in ``open_source``.
+        options: ``freeze_until`` is ``head`` to train only the head; the name of a node, or a name or pattern of initializers, to
+            freeze everything before the first of them; or None to train everything. With ``adapters``, only these and the head
+            train. MixUp and CutMix of ``augment`` become part of the loss, in the graph. The seed is used for the new head, the
+            adapters, and the samples for the statistics of new normalization.
 
     Raises:
-        ConfigurationError: no head can be told, ``freeze_until`` names nothing, there is no such ``folded_norm``, or the head to
-            keep has fewer classes than the data.
-        DataError: the data cannot be read, or hold no classes.
+        ConfigurationError: no head can be found, ``freeze_until`` names nothing, ``folded_norm`` is unknown, or the head to keep
+            has fewer classes than the data.
+        DataError: the data cannot be read, or have no classes.
     """
     model = load(source, sample_axis=options.sample_axis)
     if bound := empty_cache(model):
@@ -228,7 +227,7 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     )
     if batch is not None:
         settle_outputs(model)  # a new head has new shapes
-    hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
+    hold_single_precision(model)  # the run compiles this model, and resumes from the file that holds it
     layer = task.head_in(model)
     if task.kind == "values":
         task, said = _scaled(model, task, layer, target_scale(dataset, spec, name_of(data)), dataset, not is_new, known_scale)
@@ -243,7 +242,7 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
 
 
 def _language_of(model: ir.Model, data: DataSource, options: FinetuneOptions) -> OutputLayer | None:
-    """The output layer of a language model whose data are texts without labels; None for any other model or data."""
+    """The output layer of a language model, if the data are texts without labels; None otherwise."""
     text, output = as_text(options.text), options.head_output
     if options.label is not None or not (output is None or isinstance(output, str)):
         return None
@@ -264,10 +263,10 @@ def _language_transfer(
     batch: str | None,
     bound: Mapping[str, int | bool],
 ) -> tuple[Transfer, Dataset]:
-    """A language model made ready for texts, and the texts; its vocabulary and its output layer stay.
+    """A language model prepared for texts, and the texts; vocabulary and output layer are kept.
 
     Raises:
-        ConfigurationError: it is no causal decoder, and is not to learn masked tokens; or an option is for other models.
+        ConfigurationError: the model is not a causal decoder and does not learn masked tokens; or an option is for other models.
     """
     if options.head == NEW:
         raise ConfigurationError(
@@ -329,10 +328,10 @@ def _language_transfer(
 
 
 def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, spec: DataSpec, data: str) -> bool:
-    """Whether the head is drawn anew for the classes in data.
+    """True if the head is re-initialized for the classes in the data.
 
     Raises:
-        ConfigurationError: it is to be kept, and has fewer classes.
+        ConfigurationError: the head to keep has fewer classes.
     """
     if head == KEEP and count > task.classes:
         raise ConfigurationError(
@@ -343,14 +342,14 @@ def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, 
         return head == NEW
     if task.is_other:
         return True
-    # Of numbers nobody knows whether they are the file's; a target for each score is one of the file's own scores.
+    # Numbered classes may not be the file's; a target for each score belongs to the file's own score.
     known = spec.described.classes
     differs = names is None or known != names if is_of_classes(spec) else None not in (known, names) and known != names
     return count != task.classes or differs
 
 
 def _forget_classes(model: ir.Model) -> None:
-    """Let a model of values, or of labels that its data name, say nothing of the classes that it had."""
+    """Remove the old classes from a model that learns values, or labels named by the data."""
     for annotation in (CLASSES, CLASS_NUMBERS):
         annotation.remove(model)
 
@@ -358,24 +357,24 @@ def _forget_classes(model: ir.Model) -> None:
 def _scaled(
     model: ir.Model, task: Task, head: AnyHead, scale: Scale, dataset: Dataset, keeps: bool, known: Scale | None
 ) -> tuple[Task, str]:
-    """Let a model learn standardized values and give them in their own units; return the task, and a line on it.
+    """Make a model learn standardized values and output them in their units; return the task and a note.
 
     Args:
         model: the model, changed in place.
-        task: what it learns.
+        task: its task.
         head: the layer with the values.
-        scale: of the targets.
-        dataset: that has them.
-        keeps: whether the head is the file's own.
-        known: the scale of what the file was trained on. Where that is another, as of values in another unit, its head goes on to
-            give standardized ones.
+        scale: mean and standard deviation of the targets.
+        dataset: data with the targets.
+        keeps: True if the head is the file's own.
+        known: scale of the data that the file was trained on. If it differs (values in another unit), the head goes on giving
+            standardized values.
     """
     assert isinstance(head, Head)
     mean, std = scale
     if keeps and known is not None and not is_near(known, scale):
         standardize_head(head, known)
         keeps = False
-    if INITIAL.is_on(model):  # it gives numbers of the size of standardized ones
+    if INITIAL.is_on(model):  # initial weights give outputs of the size of standardized values
         keeps = False
     labels = DataDescription.of(dataset).labels
     names = [f"'{name}'" for name in labels.columns] if labels is not None else []
@@ -399,10 +398,10 @@ def _scaled(
 
 
 def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | None:
-    """The names of the classes in data, where they have some.
+    """The names of the classes in data, or None.
 
     Raises:
-        DataError: samples are told apart, and all have one class.
+        DataError: all samples have one class.
     """
     names = DataDescription.of(dataset).classes
     if task.kind == "classes" and names is not None and len(names) == 1:
@@ -414,7 +413,7 @@ def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | N
 
 
 def _check_occurring(task: Task, spec: DataSpec, occurring: Sequence[int], data: str) -> None:
-    """Raise DataError for numbers of classes from which samples cannot be told apart."""
+    """Raise DataError for class numbers that cannot be trained on."""
     if task.kind != "classes" or not occurring or not is_of_classes(spec):
         return
     if occurring[0] < 0:
@@ -429,13 +428,13 @@ def _check_occurring(task: Task, spec: DataSpec, occurring: Sequence[int], data:
 
 
 def _arrays(model: ir.Model, head: AnyHead) -> dict[str, np.ndarray]:
-    """What a head holds."""
+    """The arrays of a head."""
     values = ((name, model.graph.initializers[name].const_value) for name in head.initializers)
     return {name: tensor.numpy() for name, tensor in values if tensor is not None}
 
 
 def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes: bool, choice: str) -> str:
-    """What becomes of the head of a file that had ``before`` classes, for data of ``count``."""
+    """A note on the head of a file that had ``before`` classes, for data with ``count``."""
     layers = task.called.rsplit(" ", 1)[0]
     if not is_new and choice == KEEP:
         others = f" for {before} classes, of which the data have {count}" if count < before else ""
@@ -456,7 +455,7 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
 
 
 def _said(task: Task, names: Sequence[str] | None = None) -> list[str]:
-    """What is said of a task that is not plain."""
+    """Notes on a task other than plain classes."""
     notes = []
     outputs = [task.outputs] if isinstance(task.outputs, str) else task.outputs
     if task.kind == "questions":
@@ -481,7 +480,7 @@ def _said(task: Task, names: Sequence[str] | None = None) -> list[str]:
 def _with_adapters(
     model: ir.Model, head: AnyHead | None, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
 ) -> ir.Model:
-    """A model whose head, if one is given, and adapters train; noted is what share of the numbers they are."""
+    """A model whose adapters train, and its head if given; a note tells their share of the numbers."""
     trained = () if head is None else head.initializers
     before = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
     if isinstance(settings, Mapping):
@@ -503,7 +502,7 @@ def _with_adapters(
 
 
 def _probe(model: ir.Model, task: Task, batch: str | None) -> Program:
-    """A program of the model as it is, which tells what data are to fill."""
+    """A program of the unchanged model, to find the inputs that data must fill."""
     names, metrics = list(task.head.initializers) or None, [name for name in task.metrics if task.kind != "objects"]
     outputs = task.outputs if isinstance(task.outputs, str) else list(task.outputs)
     with quietly():
@@ -512,7 +511,7 @@ def _probe(model: ir.Model, task: Task, batch: str | None) -> Program:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Leave out the warnings of a program that is only looked at, or takes trial steps."""
+    """Suppress warnings of a program that is only inspected or takes trial steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ObjectiveWarning)
         warnings.simplefilter("ignore", UntrainedWeightsWarning)
@@ -521,14 +520,14 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def folding_said() -> Iterator[None]:
-    """Leave out the warning of folded batch normalization, which the notes of a transfer have."""
+    """Suppress the warning of folded batch normalization, which the notes of a transfer repeat."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"batch normalization was folded", ObjectiveWarning)
         yield
 
 
 def _opened(probe: Program, task: Task, data: DataSource, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
-    """The data, what the model takes of them, and a line that says so where texts are longer."""
+    """The data, the inputs of the model, and a note if texts are cut to the model's length."""
     spec = _unbounded(DataSpec.by(probe), task)
 
     def opened(text: Text) -> Dataset:
@@ -539,7 +538,7 @@ def _opened(probe: Program, task: Task, data: DataSource, options: Mapping[str, 
 
 
 def _unbounded(spec: DataSpec, task: Task) -> DataSpec:
-    """Return what a model takes whose head is not settled: any number of classes, or of values for each sample."""
+    """Return the spec of a model whose head is not settled: any number of classes, or of values per sample."""
     if spec.label is None:
         return spec
     if task.kind in ("values", "questions"):
@@ -550,7 +549,7 @@ def _unbounded(spec: DataSpec, task: Task) -> DataSpec:
 
 
 def _trainable(model: ir.Model, outputs: str | Sequence[str]) -> list[str]:
-    """The weights that a loss which reads these values trains; those of another head it does not."""
+    """The weights that a loss of these values trains; those of other heads do not."""
     if adapters := read_adapters(model.metadata_props):
         return list(adapters.trained)
     weights = _weights(model)
@@ -565,7 +564,7 @@ def _weights(model: ir.Model) -> list[str]:
 
 
 def _were_trained(model: ir.Model, weights: Collection[str], has_frozen: bool, notes: list[str]) -> bool | None:
-    """Tell whether weights were trained before, and note if they were not; None where that cannot be told."""
+    """Return True if weights were trained before, and note if not; None if unknown."""
     count, is_random = are_random(model, weights)
     if is_random:
         which = "the one layer" if count == 1 else f"all {count} layers"
@@ -579,9 +578,9 @@ def _were_trained(model: ir.Model, weights: Collection[str], has_frozen: bool, n
 
 
 def _weights_in_order(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[str]]]:
-    """Give each node, in bodies too, with the names of the initializers that it reads, or its bodies return.
+    """Yield each node, in bodies too, with the names of the initializers that it reads or its bodies return.
 
-    What is computed of initializers alone, such as a transposed weight, is read where it meets data, wherever it is computed.
+    A value computed only from initializers, such as a transposed weight, counts as read at the node where it meets data.
     """
     computed: dict[ir.Value, list[str]] = {}
     for node in graph.all_nodes():

@@ -1,4 +1,4 @@
-"""The last part of a fine-tuning run that ends in integers: the tuned model is quantized, calibrated, and trained as such."""
+"""Quantized training at the end of a fine-tuning run: the tuned model is quantized, calibrated, and trained on."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from burnish.training.trained_model import open_model
 from burnish.validation import is_number, is_whole
 
 OWN = ("epochs", "rate", "distill")
-"""Settings of ``Quantization`` itself; all others are of ``burnish.surgery.quantize``."""
+"""Settings of ``Quantization``; all others belong to ``burnish.surgery.quantize``."""
 SHORT: dict[str, dict[str, Any]] = {
     "int8": {"weights": "int8 per channel"},
     "int4": {"weights": "int4 per channel", "first_and_last": "int8"},
 }
-"""What a name alone asks for."""
+"""Settings of each short name."""
 RATES = {8: 0.1, 4: 0.3}
-"""The learning rate of the quantized model, in that of the run, by bits of its weights: these were tuned already. Weights with a
-single scale have batch normalization folded into them, which then holds no layer in its range. That bounds the rate, whatever the
-bits: on pictures of training digits alone a MobileNetV2 whose normalization is folded diverges at 0.3 in float32 as it does in 4
-bits, and trains at 0.1 in both. So they take the rate of 8 bits."""
+"""Learning rate of the quantized model as a factor of the run's, by bits of its weights: these are tuned already. Weights with a
+single scale have batch normalization folded into them, so it no longer keeps layers in range. That bounds the rate with any bits:
+on images of training digits a MobileNetV2 with folded normalization diverges at 0.3 both in float32 and in 4 bits, and trains at
+0.1 in both. So they use the rate of 8 bits."""
 PARTS = {8: 3, 4: 1}
-"""The quantized model trains for this part of the epochs before, rounded up. Four bits take weights far from where they were:
-Esser et al. (2020) train one epoch for eight bits, and as long as for float32, ten times as fast, for fewer."""
+"""The quantized model trains for the epochs divided by this, rounded up. Four bits move weights far: Esser et al. (2020) train
+one epoch for eight bits, and for fewer as long as for float32, ten times as fast."""
 DISTILLED, TEMPERATURE = 0.9, 4.0
-"""What the tuned model says of the classes has this part of the loss, at this temperature, and the labels the rest (Hinton et al.
-2015): integers are to compute what it computes, and its probabilities say more of that than a label. Mishra and Marr (2017) train
-networks of few bits so."""
+"""Weight of the tuned model's class probabilities in the loss, and their temperature; labels have the rest (Hinton et al. 2015).
+The quantized model is to compute the same as the tuned one, and probabilities tell more about that than labels. Mishra and Marr
+(2017) train networks of few bits so."""
 LINEAR_ENDS = ("Gemm", "MatMul", "Conv", "Add")
 SAMPLES = 256
-"""Calibrated on so many at most."""
+"""Most samples for calibration."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a tuned model becomes one of integers.
+    """The quantization of a tuned model.
 
     Attributes:
-        options: of ``burnish.surgery.quantize``.
-        epochs: for which it trains quantized; None: with weights of 8 bits a third of the run's, rounded up, of 4 as many.
-        rate: its learning rate, as a factor of the run's.
-        distill: which part of its loss is what the tuned model says, from 0 to 1; None: ``DISTILLED``, where the loss is one of
-            classes, and no samples are mixed.
+        options: options of ``burnish.surgery.quantize``.
+        epochs: epochs of quantized training; None: a third of the run's, rounded up, for 8-bit weights, and as many for 4 bits.
+        rate: learning rate as a factor of the run's.
+        distill: weight of the tuned model's outputs in the loss, from 0 to 1; None: ``DISTILLED`` for a loss of classes without
+            mixed samples, else 0.
     """
 
     options: Mapping[str, Any]
@@ -71,14 +71,14 @@ class Quantization:
 
     @classmethod
     def read(cls, asked: str | Mapping[str, Any]) -> Quantization:
-        """Return what is asked for.
+        """Return the quantization for an option.
 
         Args:
             asked: ``int8``, ``int4``, or one of them with settings of ``burnish.surgery.quantize`` or of this class after a
                 colon, ``int8:method=entropy,epochs=2``; or these settings.
 
         Raises:
-            ConfigurationError: there is no such form, or a setting does not fit.
+            ConfigurationError: the form is unknown, or a setting does not fit.
         """
         if isinstance(asked, str):
             name, settings = read_settings("quantize", asked)
@@ -115,19 +115,19 @@ class Quantization:
     def applied(
         self, tuned: str | Path, dataset: Dataset, output: str, batch_size: int, engine: str | Engine = "auto"
     ) -> ir.Model:
-        """Return the quantized form of a tuned model, calibrated on samples that are spread evenly over a data set.
+        """Return the quantized form of a tuned model, calibrated on samples spread evenly over a data set.
 
         Args:
-            tuned: the ONNX file, with batch normalization as it was trained.
-            dataset: that it was trained on.
-            output: with the classes. Behind a Softmax or a Sigmoid it stays in float32, so that the loss finds the logits.
-            batch_size: of the calibration.
-            engine: runs the model.
+            tuned: ONNX file, with batch normalization as trained.
+            dataset: data that it was trained on.
+            output: output with the classes. After a Softmax or Sigmoid it stays in float32, so that the loss finds the logits.
+            batch_size: batch size of the calibration.
+            engine: engine that runs the model.
         """
         model = load(tuned)
         find_sample_axes(model.graph)
         produced = next(value for value in model.graph.outputs if value.name == output).producer()
-        # Values in their own units stay in floating point: 256 of them would be all that the model can give.
+        # Values in their own units stay in floating point: otherwise the model could give only 256 different ones.
         ends_linear = not OUTPUT_SCALE.is_on(model) and produced is not None and produced.op_type in LINEAR_ENDS
         if self.options.get("activations", "uint8") is None:
             return quantize(model, **self.options)
@@ -136,15 +136,15 @@ class Quantization:
         return quantize(model, calibration=batches, engine=engine, **given)
 
     def objective(self, loss: losses.Loss, tuned: str | Path, outputs: str | Sequence[str]) -> losses.Loss:
-        """Return what the quantized model learns: for classes, what the tuned model says of them beside the labels.
+        """Return the loss of the quantized model; for classes, it adds the tuned model's probabilities to the labels.
 
         Args:
-            loss: of the run.
-            tuned: the tuned model in float32, a file.
-            outputs: what the loss reads.
+            loss: loss of the run.
+            tuned: file of the tuned model in float32.
+            outputs: values that the loss reads.
 
         Raises:
-            ConfigurationError: ``distill`` was asked for, and the loss reads no classes, or mixes samples.
+            ConfigurationError: ``distill`` is set, but the loss reads no classes, or mixes samples.
         """
         part = self.distill
         if part is None:
@@ -160,23 +160,23 @@ class Quantization:
         return losses.distill(tuned, temperature=TEMPERATURE, alpha=part, loss=loss, teacher_output=output)
 
     def length(self, epochs: int) -> int:
-        """Return for how many epochs the quantized model trains, after so many before."""
+        """Return the epochs of quantized training after so many epochs of tuning."""
         return -(-epochs // PARTS[weight_format(self.options["weights"], True).bits]) if self.epochs is None else self.epochs
 
 
 def figure_of(model: str | Path, metric: str, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float:
-    """Return a figure of a file, with its objective in its metadata, over a data set."""
+    """Return a metric of a file, with its objective in the metadata, over a data set."""
     opened = open_model(model, metrics=(metric,), engine=engine)
     return float(opened.evaluate(dataset, batch_size)[metric])
 
 
 def accuracies_line(figures: Mapping[str, float], metric: str, data: str) -> str:
-    """Return a line that says what quantization cost and what training brought back.
+    """Return a line with the cost of quantization and the gain of training.
 
     Args:
         figures: ``float32``, ``quantized_after_training``, ``quantized_in_training``.
-        metric: what they are.
-        data: which these are of.
+        metric: name of the metric.
+        data: name of the data.
     """
     is_share = higher_is_better(metric)
     before, after, trained = (f"{100 * value:.2f} %" if is_share else f"{value:.4g}" for value in figures.values())
@@ -189,13 +189,13 @@ def accuracies_line(figures: Mapping[str, float], metric: str, data: str) -> str
 def calibration_batches(
     dataset: Dataset, samples: int, size: int, axes: Axes | None = None
 ) -> tuple[list[Mapping[str, np.ndarray]], int]:
-    """Return batches of samples spread evenly over a data set, and how many samples they are.
+    """Return batches of samples spread evenly over a data set, and their number of samples.
 
     Args:
-        dataset: what is read.
-        samples: how many at most.
-        size: of a batch; what is left over is left out, where there is more than one.
-        axes: along which the model has the samples of an input, where that is another than the first.
+        dataset: data to read.
+        samples: most samples.
+        size: batch size; a partial batch is left out if there are others.
+        axes: sample axes of the model's inputs that are not the first.
     """
     count = min(samples, len(dataset))
     count = max(count - count % size, min(size, count))
