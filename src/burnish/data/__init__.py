@@ -1,6 +1,6 @@
-"""Data sets and the loader: a file for each format, one table of them (``formats``), and ``open_dataset`` before it.
+"""Datasets and loaders. ``formats`` has one table of all file formats and ``open_dataset`` opens any of them.
 
-A data set gives batches as arrays by the names of the program's inputs. Nothing here knows a loss or an engine.
+A dataset yields batches: arrays by the names of the program's inputs. This package does not depend on losses or engines.
 """
 
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ __all__ = [
     "synthetic_clicks",
 ]
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+if not TYPE_CHECKING:  # type checkers would accept every name from a module's __getattr__
     __getattr__, __dir__ = exports(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""Batches that come as they are: a PyTorch ``DataLoader``, a generator, any iterable."""
+"""Ready-made batches from a PyTorch ``DataLoader``, a generator or any other iterable."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Batch = dict[str, np.ndarray]
 
 
 class Batches:
-    """Batches that somebody else makes, in their order.
+    """Ready-made batches, in the order of their source.
 
-    A batch is a mapping by the names of the model's inputs and of its labels, or a tuple or list of them in that order: inputs
-    first, then labels. Samples are along axis 0 of each, wherever the model has them. Arrays and tensors in the memory of the
-    host become what the program takes: shapes without channels, and bytes as pixels, are fitted as those of files are; so are
-    names of classes where the model, or its training data, order them.
+    A batch is a mapping by the names of the model's inputs and labels, or a tuple or list of them in that order: inputs first,
+    then labels. Samples are along axis 0 of every array, even if the model uses another axis. Arrays and host tensors are fitted
+    like file data: missing channel axes are added and bytes are taken as pixels. Class names become indices if the model or its
+    training data define their order.
 
     Args:
-        source: an iterable, which each epoch goes through from its beginning; a function that returns an iterator, which each
-            epoch calls; or an iterator, which goes on from epoch to epoch.
-        steps: batches in an epoch; None: as many as ``len(source)`` says.
+        source: an iterable, which every epoch restarts; a function that returns an iterator, called for every epoch; or an
+            iterator, which continues from epoch to epoch.
+        steps: batches per epoch; ``len(source)`` by default.
 
     Raises:
-        ConfigurationError: how many batches an epoch has is not known, or is below 1.
+        ConfigurationError: the number of batches is unknown or below 1.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]], steps: int | None = None):
@@ -49,10 +49,10 @@ class Batches:
         return self.steps
 
     def epoch(self, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch as they come, from number ``start`` on; those before it are passed over.
+        """Yield the batches of an epoch from number ``start`` on; earlier ones are skipped.
 
         Raises:
-            DataError: there are fewer.
+            DataError: the source has too few batches.
         """
         source = self._source() if callable(self._source) and not isinstance(self._source, Iterable) else iter(self._source)
         count = 0
@@ -65,7 +65,7 @@ class Batches:
 
 
 def is_batches(source: object) -> bool:
-    """Return whether something gives batches one after another, and is no data set of samples."""
+    """True if an object yields batches rather than samples."""
     if isinstance(source, Batches):
         return True
     is_table = hasattr(source, "column_names") or hasattr(source, "__array__")
@@ -77,14 +77,14 @@ def is_batches(source: object) -> bool:
 
 
 class BatchLoader(Loader):
-    """A ``Loader`` of batches that come as they are, whatever order and size they have.
+    """A ``Loader`` for ready-made batches of any size.
 
     Args:
-        batches: the batches, or what ``Batches`` takes.
-        spec: what the program takes.
+        batches: a ``Batches``, or its source.
+        spec: inputs of the program.
 
     Attributes:
-        batches: what is gone through.
+        batches: the source of batches.
         batch_size: samples in the last batch that was read; 0 before the first.
     """
 
@@ -97,10 +97,10 @@ class BatchLoader(Loader):
         return len(self.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, fitted to the program, in the layout of its model.
+        """Yield the batches of an epoch, fitted to the program, in the model's layout.
 
         Raises:
-            DataError: a batch that does not fit, or there are fewer than was said.
+            DataError: a batch does not fit, or there are too few.
         """
         for number, batch in enumerate(self.batches.epoch(start), start):
             fitted = self._fitted(batch, f"batch {number} of epoch {epoch + 1}")
@@ -109,11 +109,11 @@ class BatchLoader(Loader):
             yield self._spec.to_model(fitted)
 
     def samples_in(self, number: int) -> int:
-        """How many samples the batch has that was read last."""
+        """Return the number of samples in the last batch that was read."""
         return self.batch_size
 
     def close(self) -> None:
-        """Nothing is to be closed."""
+        """Do nothing: there is nothing to close."""
 
     def _fitted(self, batch: Any, source: str) -> Batch:
         spec = self._spec
@@ -151,7 +151,7 @@ class BatchLoader(Loader):
 def _array(value: Any, name: str, source: str) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or one with a gradient
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or with a gradient
         raise DataError(f"{source}: '{name}' is no array ({error}); give one in the memory of the host") from error
     if array.ndim == 0:
         raise DataError(f"{source}: '{name}' is a single number; give an array with one entry for each sample, along axis 0")

@@ -1,4 +1,4 @@
-"""CSV files: separated by commas, semicolons or tabs, with a header line; numbers may have commas in them."""
+"""CSV files with a header line, separated by commas, semicolons or tabs. Numbers may contain commas."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from burnish.settings import is_natural_text, is_number_text
 
 DELIMITERS = (",", ";", "\t")
 HEADER = "the first line"
-"""How a note on it begins."""
+"""Start of the note on the header."""
 NAMES_SHOWN = 5
 OTHER_DELIMITERS = ("|", " ")
 LeftOut = Callable[[Sequence[str]], Collection[str]]
-"""Which of the columns of a table are not read, by the names of all."""
+"""Function from all column names to those that are not read."""
 
 
 def read_csv(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
-    """Return the columns of a file by name, int64 or float64 where every value is a number, else text; and notes on its rows.
+    """Return the columns of a CSV file by name, and notes on its rows.
 
-    The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values. Numbers may
-    have decimal commas, or commas between thousands (``with_points``).
+    A column is int64 or float64 if all its values are numbers, else text. The first line names the columns; each other line is a
+    sample. Numbers may have decimal commas, or commas between thousands (see ``with_points``).
 
     Args:
         path: the file.
-        missing: ``error``, or ``drop``: leave out and count the lines in which a value is missing.
-        left_out: which columns are not read, by the names of all.
+        missing: ``error``, or ``drop`` to leave out and count lines with a missing value.
+        left_out: function from all column names to those that are not read.
 
     Raises:
-        DataError: as ``read_columns``; a value is missing, or is a number in other digits among plain ones, by line and column;
-            or a comma in a number may be read in two ways.
+        DataError: see ``read_columns``; a value is missing or mixes scripts of digits (by line and column); or a comma in a
+            number is ambiguous.
     """
     header, rows, lines = _read(path)
     if len(header) == 1 and any(all(other in line for line in (header[0], *rows[0])) for other in OTHER_DELIMITERS if rows):
@@ -59,12 +59,12 @@ def read_csv(path: Path, missing: Missing = "error", left_out: LeftOut = lambda 
 
 
 def _doubt_of_header(cells: Mapping[str, Sequence[str]], path: Path) -> list[str]:
-    """Return a note where some names of columns look like values of them, as those of a table without names do.
+    """Return a note if some column names look like values, as in a table without a header.
 
-    Numbers that count the columns (0, 1, 2, or years) are names that programs give.
+    Names that count the columns (0, 1, 2, or years) are accepted.
 
     Raises:
-        DataError: all look so: a sample would be lost, and its values be names.
+        DataError: all names look like values, so the first sample would be lost.
     """
     numbers = [
         name
@@ -89,7 +89,7 @@ def _doubt_of_header(cells: Mapping[str, Sequence[str]], path: Path) -> list[str
 
 
 def _no_column(values: Sequence[str] | None) -> str | None:
-    """What a column without a name comes from where it is none: commas at the ends of lines, or an index that was written too."""
+    """Return the reason to drop a column without a name (empty, or an index of the rows); None to keep it."""
     if values is None:
         return None
     if not any(values):
@@ -98,7 +98,7 @@ def _no_column(values: Sequence[str] | None) -> str | None:
 
 
 def _count_up(names: Sequence[str]) -> bool:
-    """Return whether texts are whole numbers, each one more than the one before."""
+    """True if texts are consecutive whole numbers."""
     if not all(is_natural_text(name) for name in names):
         return False
     whole = [int(name) for name in names]
@@ -111,14 +111,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def read_columns(path: Path, verbatim: Collection[str] = ()) -> tuple[dict[str, list[str | None]], list[int]]:
-    """Return the columns of a file by name, as they are written, None where there is no value; and the line of each row.
+    """Return the columns of a file by name as text (None for no value), and the line number of each row.
 
     Args:
         path: the file.
-        verbatim: columns whose values keep the spaces around them.
+        verbatim: columns that keep the spaces around their values.
 
     Raises:
-        DataError: the file is empty, not UTF-8, or has a line of another length, or two columns of a name.
+        DataError: the file is empty or not UTF-8, a line has another length than the header, or two columns have one name.
     """
     header, rows, lines = _read(path)
     _doubt_of_header({name: [row[index].strip() for row in rows] for index, name in enumerate(header)}, path)
@@ -128,7 +128,7 @@ def read_columns(path: Path, verbatim: Collection[str] = ()) -> tuple[dict[str, 
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the names of the columns, the rows, and the line of each."""
+    """Return the column names, the rows and their line numbers."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             delimiter = _delimiter(file.readline())
@@ -164,12 +164,12 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 
 def _check_closed(path: Path, delimiter: str, before: int) -> None:
-    """Raise DataError where a quotation mark in the last row is not closed, so that it holds all lines after that.
+    """Raise DataError if an unclosed quotation mark makes the last row swallow the lines after it.
 
     Args:
         path: the file.
-        delimiter: of its values.
-        before: the line that the row before ends with.
+        delimiter: separator of values.
+        before: last line of the row before.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         last = file.readlines()[before:]
@@ -184,7 +184,7 @@ def _check_closed(path: Path, delimiter: str, before: int) -> None:
 
 
 def _delimiter(first_line: str) -> str:
-    """Return the delimiter that divides the first line into the most columns; a comma where it makes no difference."""
+    """Return the delimiter that splits the first line into the most columns; a comma if equal."""
     return max(DELIMITERS, key=lambda delimiter: len(next(csv.reader([first_line], delimiter=delimiter), [])))
 
 
@@ -195,23 +195,23 @@ FORMS: dict[Form, re.Pattern[str]] = {
 }
 SAID: dict[Form, str] = {"decimal": "with decimal commas", "thousands": "with commas between thousands"}
 POINTED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)
-"""What is a number with three decimals, or one with a point between thousands, as those write it who have decimal commas."""
+"""A number with three decimals, or with a point between thousands (written where decimals have a comma)."""
 SHOWN = 3
 
 
 def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """Return the cells of a table with its numbers as Python reads them, and notes on columns that were written otherwise.
+    """Return table cells with numbers as Python reads them, and notes on the columns that were converted.
 
-    A column holds numbers with commas where all of its cells are numbers, or stand for no value. ``1,5`` is a decimal comma and
-    ``1,234.5`` or ``1,234,567`` one between thousands. ``1,234`` may be both: other cells tell, of the same column or of others.
-    So may ``1.234`` in a column without commas, where another column has decimal ones.
+    A column has numbers with commas if all its cells are numbers or missing. ``1,5`` has a decimal comma; ``1,234.5`` and
+    ``1,234,567`` have commas between thousands. ``1,234`` is ambiguous, so other cells of the same or other columns decide.
+    ``1.234`` in a column without commas is ambiguous if another column has decimal commas.
 
     Args:
-        cells: name of a column -> its cells, without spaces around them.
-        source: what to call the data in an error.
+        cells: column name -> its cells, without surrounding spaces.
+        source: name of the data in error messages.
 
     Raises:
-        DataError: a column has decimal commas and points, or nothing tells what its commas or points are.
+        DataError: a column has both decimal commas and decimal points, or its commas or points stay ambiguous.
     """
     ways = {name: ways for name, values in cells.items() if (ways := _ways(name, values, source))}
     settled = {way for possible in ways.values() if len(possible) == 1 for way in possible}
@@ -238,7 +238,7 @@ def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[s
 
 
 def _ways(name: str, values: Sequence[str], source: str) -> set[Form]:
-    """How the commas of a column may be read; none where it has no commas, or no numbers."""
+    """Return the possible meanings of a column's commas; empty if it has no commas or no numbers."""
     with_comma = [value for value in values if "," in value]
     rest = [value for value in values if "," not in value and value.lower() not in MARKS]
     if not with_comma or not all(any(form.fullmatch(value) for form in FORMS.values()) for value in with_comma):
@@ -257,7 +257,7 @@ def _ways(name: str, values: Sequence[str], source: str) -> set[Form]:
 
 
 def _check_points(cells: Mapping[str, Sequence[str]], decimal: str, source: str) -> None:
-    """Raise DataError for a column without commas whose points may stand between thousands, as those of ``decimal`` would."""
+    """Raise DataError if a column's points may separate thousands, given that column ``decimal`` has decimal commas."""
     for name, values in cells.items():
         pointed = [value for value in values if "." in value]
         if pointed and _has_point(values) and all(map(POINTED.fullmatch, pointed)):
@@ -268,7 +268,7 @@ def _check_points(cells: Mapping[str, Sequence[str]], decimal: str, source: str)
 
 
 def _has_point(values: Sequence[str]) -> bool:
-    """Return whether a column holds numbers with decimal points."""
+    """True if a column holds numbers with decimal points."""
     there = [value for value in values if value.lower() not in MARKS]
     return any("." in value for value in there) and all(map(is_number_text, there))
 

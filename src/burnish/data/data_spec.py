@@ -1,4 +1,4 @@
-"""The data that a program takes, and how arrays of a file are fitted to it."""
+"""The data inputs of a program, and the fitting of arrays to them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NOTHING_KNOWN = DataDescription()
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The inputs that a data set has to fill, with samples along axis 0 of each, wherever the model has them.
+    """The inputs that a dataset has to fill, with samples along axis 0 of each, even if the model uses another axis.
 
     Attributes:
-        data: inputs of the model; one without samples (``sample_axis`` None) is filled with the same for all of them.
-        label: input that the loss compares with; None where the model computes its loss from its own inputs.
-        further_labels: the others, where the loss compares with several.
-        described: what the model's metadata says of its data.
-        predicts: whether labels are not wanted at all, as there is no loss.
-        axes: along which axis the model has the samples of an input, where that is another than the first.
-        is_training: whether data are trained on, so that statistics may be taken of them.
+        data: inputs of the model; one without samples (``sample_axis`` None) gets the same value for all samples.
+        label: input that the loss compares with; None if the model computes its own loss.
+        further_labels: the other label inputs of a loss with several.
+        described: description of the data in the model's metadata.
+        predicts: True if there is no loss, so labels are not wanted.
+        axes: the model's sample axis, for each input where it is not the first.
+        is_training: True for training data, so that statistics may be computed from them.
     """
 
     data: tuple[Entry, ...]
@@ -51,11 +51,11 @@ class DataSpec:
         described: DataDescription = NOTHING_KNOWN,
         predicts: bool = False,
     ) -> DataSpec:
-        """Return the spec of what fills the inputs of a graph.
+        """Return the spec for the inputs of a graph.
 
         Args:
-            data, labels: as the signature of the graph has them.
-            described, predicts: as the attributes.
+            data, labels: entries of the graph's signature.
+            described, predicts: see the attributes.
         """
         inputs, compared = tuple(data), tuple(labels)
         first = tuple(map(samples_first, compared))
@@ -65,14 +65,15 @@ class DataSpec:
 
     @classmethod
     def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> DataSpec:
-        """Return the spec of what the steps of ``program`` take.
+        """Return the spec for the training steps of ``program``.
 
         Args:
             program: the program; its model's metadata may describe its data.
-            metadata: further entries, such as those of a checkpoint, which go before the model's own: its data were read already.
+            metadata: entries that override the model's own, such as those of a checkpoint; they imply that its data were read
+                before.
 
         Raises:
-            DataError: metadata that describe data, and cannot be read.
+            DataError: the metadata's description of the data cannot be read.
         """
         signature = program.signature["step"]
         described = DataDescription.read({**program.metadata, **(metadata or {})})
@@ -81,20 +82,20 @@ class DataSpec:
 
     @classmethod
     def of_steps(cls, program: Program) -> DataSpec:
-        """Return the spec of a step itself: with cached features these, in place of the inputs that they are computed from."""
+        """Return the spec for the step graph itself. With cached features, these replace the inputs they are computed from."""
         signature = program.signature["step"]
         return cls.of(signature.inputs_of(Role.DATA), signature.inputs_of(Role.LABEL))
 
     def to_model(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return a batch of a data set in the layout of the model."""
+        """Return a dataset's batch in the model's layout."""
         return to_model(batch, self.axes)
 
     def to_data_set(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return a batch in the layout of the model with its samples first."""
+        """Return a batch in the model's layout with samples first."""
         return to_data_set(batch, self.axes)
 
     def shared(self, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
-        """Return which arrays are the same for all samples: those of inputs without samples, where they fit as they are."""
+        """Return the names of arrays that all samples share: those of inputs without samples, if their shape fits."""
         return frozenset(
             entry.name for entry in self.data if entry.name in arrays and is_shared(np.shape(arrays[entry.name]), entry)
         )
@@ -102,22 +103,22 @@ class DataSpec:
     def preprocessing_for(
         self, entry: Entry, pixels: PixelsLike | None = None, size: tuple[int, int] | None = None
     ) -> Preprocessing:
-        """Return what is to be done to pixels for an input.
+        """Return the preprocessing of pixels for an input.
 
         Args:
             entry: the input.
-            pixels: what is asked for; settings by name without a preset change what the model's metadata says.
-            size: height and width, in the place of any other.
+            pixels: requested preprocessing; settings without a preset change those in the model's metadata.
+            size: height and width, which override any other.
 
         Raises:
-            ConfigurationError: no such preset or setting.
+            ConfigurationError: there is no such preset or setting.
         """
         described = self.described.preprocessing or default_for(entry)
         chosen = described if pixels is None else read_pixels(pixels, described)
         return chosen if size is None else replace(chosen, size=size)
 
     def like(self, described: DataDescription) -> DataSpec:
-        """Return the same for data that are to be read as others were."""
+        """Return the spec with the coding of other data, so that new data are read in the same way."""
         preprocessing = described.preprocessing or self.described.preprocessing
         classes, text = described.classes or self.described.classes, described.text or self.described.text
         table, labels = described.table or self.described.table, described.labels or self.described.labels
@@ -126,7 +127,7 @@ class DataSpec:
         return replace(self, described=replace(known, labels=labels), is_training=False)
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the classes of data in the order of their indices: the model's own, where it has all of them."""
+        """Return the classes in the order of their indices: the model's own if it has them all, else ``names``."""
         classes = self.described.classes
         if classes is None or not set(names) <= set(classes):
             return tuple(names)
@@ -134,7 +135,7 @@ class DataSpec:
         return classes if fits else tuple(names)
 
     def only_data(self, source: str) -> Entry:
-        """The single data input, for a source that holds one kind of features.
+        """Return the only data input, for formats that fill exactly one.
 
         Raises:
             DataError: the model has several.
@@ -148,10 +149,10 @@ class DataSpec:
         return self.data[0]
 
     def only_label(self, source: str) -> Entry:
-        """The label input.
+        """Return the only label input.
 
         Raises:
-            DataError: the loss takes none, or several.
+            DataError: the loss takes none or several.
         """
         if self.further_labels:
             raise DataError(
@@ -176,7 +177,9 @@ class DataSpec:
         pixels: PixelsLike | None = None,
         table: TableDescription | None = None,
     ) -> ArrayDataset:
-        """Fit features, of the only data input or by input name, and labels to the inputs of the program."""
+        """Return a dataset of features (an array for a single input, or a mapping by input name) and labels, fitted to the
+        inputs.
+        """
         arrays = features if isinstance(features, Mapping) else {self.only_data(source).name: features}
         label = self.only_label(source)
         if turned := turned_inputs(arrays, self.data):
@@ -191,15 +194,15 @@ class DataSpec:
         """Fit arrays to the data inputs.
 
         Args:
-            arrays: [samples, ...], by input name; those of bytes (uint8), for inputs of floating point, are pixels.
-            source: what to call the data in an error.
-            pixels: what is done to pixels.
+            arrays: [samples, ...], by input name; uint8 arrays for floating-point inputs are pixels.
+            source: name of the data in error messages.
+            pixels: preprocessing of pixels.
 
         Returns:
-            The arrays, and what was done to those that are pixels; None where none are.
+            The arrays, and the preprocessing of pixels; None if there are none.
 
         Raises:
-            DataError: as ``fit_data``; or pixels were asked for, and there are none.
+            DataError: see ``fit_data``; or ``pixels`` is given and no array holds pixels.
         """
         fitted, described = {}, None
         for entry in self.data:
@@ -225,24 +228,22 @@ def fit_data(
     pixels: Preprocessing | None = None,
     samples: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Bring samples to the shape and dtype of a model's input.
+    """Convert samples to the shape and dtype of a model's input.
 
-    Accepted, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
-    reverse; the same number of values in another shape, where one side is a plain vector. Text is for inputs of text, and so are
-    integers, as they are written. uint8 becomes floating point
-    as ``pixels`` says. Integers stay integers and may become floating point; floating point becomes integers only when
-    nothing is lost.
+    Accepted shapes, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
+    reverse; and the same number of values if either side is a plain vector. Text inputs take text and integers. uint8 becomes
+    floating point by ``pixels``. Integers may become floating point; floating point becomes integers only without loss.
 
     Args:
         array: [samples, ...].
         entry: the input.
-        source: what to call the data in an error.
-        pixels: what a byte becomes; by default a 255th of itself.
-        samples: the numbers of the samples in the data, for an error; by default they are counted from 0.
+        source: name of the data in error messages.
+        pixels: preprocessing of bytes; by default they are divided by 255.
+        samples: numbers of the samples for error messages; counted from 0 by default.
 
     Raises:
-        DataError: a shape or dtype that does not fit, a value that is not finite or that the input's dtype cannot hold, or an
-            index out of range.
+        DataError: the shape or dtype does not fit; a value is not finite or does not fit the input's dtype; or an index is out of
+            range.
     """
     if entry.dtype == ir.DataType.STRING:
         return _reshape(_text(array, entry, source), entry, source)
@@ -263,7 +264,7 @@ def fit_data(
 
 
 def fits(shape: Sequence[int], entry: Entry) -> bool:
-    """Return True if ``fit_data`` takes samples of a shape ``[samples, ...]`` for an input."""
+    """True if ``fit_data`` accepts samples of a shape ``[samples, ...]`` for an input."""
     try:
         _reshape(np.broadcast_to(np.empty((), np.bool_), shape), entry, "")
     except DataError:
@@ -278,21 +279,21 @@ def fit_label(
     classes: Sequence[str] | None = None,
     spec: DataSpec | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Bring labels to what the loss takes: class indices or values.
+    """Convert labels to the class indices or values that the loss takes.
 
     Args:
-        labels: [samples, ...]; names of classes are mapped to indices in sorted order, and numbers by which the model calls its
-            classes (1, 2, 3) to theirs.
+        labels: [samples, ...]; class names become indices in sorted order, and the model's own class numbers (such as 1, 2, 3)
+            become their indices.
         entry: the label input.
-        source: what to call the data in an error.
-        classes: the names in the order of their indices, instead of the sorted order of those that occur.
-        spec: knows the order of the model's own classes, where it has all that occur.
+        source: name of the data in error messages.
+        classes: class names in the order of their indices, instead of sorted order.
+        spec: source of the order of the model's own classes, if these include all labels.
 
     Returns:
-        The labels, and the class names where there are any.
+        The labels, and the class names if there are any.
 
     Raises:
-        DataError: labels of another kind than the loss takes, out of range, or of a class that is not among ``classes``.
+        DataError: labels are of the wrong kind, out of range, or not among ``classes``.
     """
     names: tuple[str, ...] | None = None
     takes_classes = not _is_float(entry)
@@ -327,7 +328,7 @@ def fit_label(
 
 
 def is_shared(shape: Sequence[int], entry: Entry) -> bool:
-    """Return whether an array is the same for all samples: that of an input without samples, of its shape."""
+    """True if an array is shared by all samples: its input has no samples, and the shape fits."""
     extents = entry.extents
     return (
         entry.sample_axis is None
@@ -337,7 +338,7 @@ def is_shared(shape: Sequence[int], entry: Entry) -> bool:
 
 
 def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
-    """Text, and integers as they are written."""
+    """Return text; integers are converted to text."""
     if array.dtype.kind in "US":
         return _as_text(array, f"input '{entry.name}'", source)
     if array.dtype.kind not in "USOiu" or not all(isinstance(item, str | int) for item in array.reshape(-1).tolist()):
@@ -348,7 +349,7 @@ def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
 
 
 def _as_text(array: np.ndarray, what: str, source: str) -> np.ndarray:
-    """An array of text, or of text in ASCII, as one of text; what is damaged may hold numbers that are no characters."""
+    """Return an array of text as native-endian unicode; damaged data may contain invalid code points."""
     plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
     if plain.dtype.kind == "U" and plain.nbytes and plain.reshape(-1).view(np.uint32).max() > sys.maxunicode:
         raise DataError(f"{source}: the text for {what} is damaged: it holds what is no character; write it again")
@@ -419,7 +420,7 @@ def _remedy_of_shape(entry: Entry) -> str:
 
 
 def _other_axis(array: np.ndarray, entry: Entry) -> int | None:
-    """The axis of one sample, or of any number, without which an input of several has the shape of a sample of the data."""
+    """Return the sample axis that the input would need for the data to fit; None if there is none."""
     several, *others = entry.extents
     if isinstance(several, int) and several > 1:
         for axis, extent in enumerate(others, 1):
@@ -430,7 +431,7 @@ def _other_axis(array: np.ndarray, entry: Entry) -> int | None:
 
 
 def turned_inputs(arrays: Mapping[str, np.ndarray], entries: Sequence[Entry]) -> str | None:
-    """Return, in words, which images lie in another layout than the model takes and are turned to it; None where none are."""
+    """Return a note on images that are transposed between NCHW and NHWC; None if there are none."""
     turned = []
     for entry in entries:
         array, extents = arrays[entry.name], entry.extents
@@ -443,7 +444,7 @@ def turned_inputs(arrays: Mapping[str, np.ndarray], entries: Sequence[Entry]) ->
 
 
 def _convert(array: np.ndarray, entry: Entry, source: str, given: np.ndarray, samples: np.ndarray | None = None) -> np.ndarray:
-    """Cast an array to the dtype of its input; ``given``, the same before it was reshaped, says where a value stands."""
+    """Cast an array to its input's dtype. ``given`` is the array before the reshape, for the position in an error."""
     converted, lost = cast(array, entry.numpy_dtype)
     if lost is not None:
         check_held(given, entry, source, samples)
@@ -451,13 +452,13 @@ def _convert(array: np.ndarray, entry: Entry, source: str, given: np.ndarray, sa
 
 
 def check_held(array: np.ndarray, entry: Entry, source: str, samples: np.ndarray | None = None) -> None:
-    """Raise DataError for a number [samples, ...] that the dtype of an input cannot hold, by its sample and place.
+    """Raise DataError for a number that an input's dtype cannot hold, with its sample and position.
 
     Args:
-        array: the numbers.
+        array: the numbers, [samples, ...].
         entry: the input.
-        source: what to call the data.
-        samples: the numbers of the samples; by default they are counted from 0.
+        source: name of the data.
+        samples: numbers of the samples; counted from 0 by default.
     """
     _, lost = cast(array, entry.numpy_dtype)
     if lost is None:
@@ -472,9 +473,9 @@ def check_held(array: np.ndarray, entry: Entry, source: str, samples: np.ndarray
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return an array in another dtype, and which of its values that cannot hold, bool; None where it holds all.
+    """Return an array in another dtype, and a bool mask of the values that do not fit; None if all fit.
 
-    Floating point rounds: it does not hold finite values that would become infinite. Integers hold whole numbers in their range.
+    Floating point may be rounded, but finite values must stay finite. Integer dtypes only hold whole numbers in their range.
     """
     if array.dtype == dtype:
         return array, None
@@ -493,7 +494,7 @@ def cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | N
 
 
 def remedy_of_cast(entry: Entry) -> str:
-    """What to do where the dtype of an input cannot hold a value."""
+    """Return the remedy for a value that an input's dtype cannot hold."""
     if _is_float(entry):
         return "scale or repair the data; a value that it cannot hold would become infinite"
     otherwise = ", or choose a loss of real numbers, such as mse" if entry.role is Role.LABEL else ""
@@ -520,7 +521,7 @@ def _class_indices(labels: np.ndarray, source: str, classes: Sequence[str] | Non
 
 
 def _indices_of_numbers(labels: np.ndarray, entry: Entry, source: str, numbers: Sequence[int]) -> np.ndarray:
-    """Class indices, for labels that are the numbers by which a model calls its classes; the ignored one stays."""
+    """Return class indices for the numbers by which a model calls its classes; the ignored label stays."""
     matches = labels[..., None] == np.asarray(numbers, dtype=np.int64)
     ignored = np.zeros(labels.shape, bool) if entry.ignored is None else labels == entry.ignored
     unknown = labels[~matches.any(axis=-1) & ~ignored]

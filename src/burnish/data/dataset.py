@@ -1,4 +1,4 @@
-"""The protocol of data sets, and the one that holds arrays."""
+"""Dataset protocols, and the dataset of arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples that can be read in any order. Any class with these two methods will do."""
+    """Samples with random access. Any class with these two methods is a dataset."""
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         ...
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -34,51 +34,46 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class EpochDataset(Dataset, Protocol):
-    """A data set that chooses the order in which it is visited, and whose samples may differ from epoch to epoch.
+    """A dataset that chooses its own order and may change its samples from epoch to epoch.
 
-    Both are functions of their arguments alone, so that a run goes on anywhere, and every worker sees the same.
+    Both methods depend only on their arguments, so a run can resume anywhere and all workers agree.
     """
 
     def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-        """Return the sample indices of an epoch in a shuffled order of their visit, int64 [samples]."""
+        """Return all sample indices in the order of an epoch, int64 [samples]."""
         ...
 
     def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return a whole batch as an epoch has it; ``batch`` returns that of seed 0 and epoch 0."""
+        """Return a batch of an epoch; ``batch`` returns that of seed 0 and epoch 0."""
         ...
 
 
 @runtime_checkable
 class AugmentedDataset(Dataset, Protocol):
-    """A data set whose samples are changed at random in training, each by itself.
-
-    ``batch`` returns samples as they are, for evaluation.
-    """
+    """A dataset that augments each training sample at random. ``batch`` returns unchanged samples, for evaluation."""
 
     def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return the samples at ``indices`` as an epoch has them; each is a function of seed, epoch and its index alone."""
+        """Return augmented samples at ``indices``; each depends only on the seed, the epoch and its index."""
         ...
 
 
 @runtime_checkable
 class DividedDataset(Dataset, Protocol):
-    """A data set that a part can be held out of by class or by groups. The data sets of ``open_dataset`` are such.
-
-    A data set of your own may be one too; of any other a part is held out at random.
+    """A dataset that can be split by class or by group, such as those of ``open_dataset``. Other datasets are split at random.
 
     Attributes:
-        groups: the group of each sample, by which the data were opened; None where they were opened without.
+        groups: the group of each sample; None if no column of groups was given.
     """
 
     groups: np.ndarray | None
 
     @property
     def divisible(self) -> int:
-        """How many samples there are to divide: of texts that are joined, the texts, and not the pieces."""
+        """Return the number of samples to divide; for texts that are joined, the number of texts rather than pieces."""
         ...
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each sample, int64 [samples], and what says so, in words; None where samples have no class.
+        """Return the class of each sample, int64 [samples], and what defines it, in words; None if there are no classes.
 
         Args:
             label: the input that the loss compares with.
@@ -86,36 +81,34 @@ class DividedDataset(Dataset, Protocol):
         ...
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
-        """Return some samples, in this order, as a data set of the same kind.
+        """Return some samples, in this order, as a dataset of the same kind.
 
         Args:
-            indices: their numbers, int64 [n].
-            like: what another part says of itself: what is computed of the data is taken from it, and not of these samples.
+            indices: sample numbers, int64 [n].
+            like: description of another part, whose computed values (such as statistics) replace those of these samples.
         """
         ...
 
 
 class ArrayDataset:
-    """Samples held in arrays, by input name; the first axis of each is the sample.
+    """Samples in arrays by input name, each with the samples along its first axis.
 
     Args:
-        arrays: input name -> array [samples, ...]. Of one in a mapped file, batches are read from the file (``FileRows``).
-        classes: names of the classes, where the labels came from names; class index ``i`` is ``classes[i]``.
-        note: what a person should know about how the data were read.
-        preprocessing: what was done to the arrays that are pixels; None where none are.
-        table: the columns that the arrays were made of, where some hold categories.
-        shared: the names of arrays that are the same for all samples: each batch has them whole.
-        groups: the group of each sample, [samples]; None where there are none.
+        arrays: input name -> array [samples, ...]. Batches of memory-mapped arrays are read from their file (``FileRows``).
+        classes: class names by class index, if the labels were names.
+        note: remark for the user on how the data were read.
+        preprocessing: preprocessing of the pixel arrays; None if there are none.
+        table: the columns that the arrays were made from, if some are categorical.
+        shared: names of arrays that all samples share; each batch has them whole.
+        groups: the group of each sample, [samples].
 
     Attributes:
-        by: what says the classes of the samples, in words.
-        remade: makes the data set of some samples, as ``part`` does, where more is to be done than to take them from the arrays.
-
-    Attributes:
-        labels: the columns that targets were read from, where they are values, or yes and no, of a table; else None.
+        by: what defines the classes of the samples, in words.
+        remade: makes the dataset of some samples, if ``part`` has to do more than index the arrays.
+        labels: the table columns of numeric or yes/no targets; else None.
 
     Raises:
-        DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
+        DataError: there are no arrays or no samples, lengths differ, or an array has no sample axis or holds Python objects.
     """
 
     def __init__(
@@ -169,7 +162,7 @@ class ArrayDataset:
         """Return the samples at ``indices``, copied.
 
         Raises:
-            DataError: a file that an array lies in has become shorter, or cannot be read any more.
+            DataError: the file of an array was truncated or cannot be read any more.
         """
         return {
             name: array if name in self.shared else self._files.get(name, array)[indices] for name, array in self.arrays.items()
@@ -177,18 +170,17 @@ class ArrayDataset:
 
     @property
     def divisible(self) -> int:
-        """How many samples there are."""
         return len(self)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each sample, and what says so, in words; None where the labels are no class indices."""
+        """Return the class of each sample and what defines it, in words; None if the labels are not class indices."""
         labels = None if label is None else self.arrays.get(label.name)
         if labels is None or label is None or label.dtype.is_floating_point() or labels.dtype.kind not in "biu":
             return None
         return (labels.reshape(-1), self.by) if labels.size == len(self) and label.name not in self.shared else None
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
-        """Return some samples, copied; those of a mapped file are read from it when they are asked for."""
+        """Return some samples, copied; those of a memory-mapped file stay in the file."""
         if self.remade is not None:
             return self.remade(indices, like)
         if self._files:
@@ -201,13 +193,13 @@ class ArrayDataset:
 
 
 def group_values(column: np.ndarray | None, name: str, source: str, available: str) -> np.ndarray:
-    """Return the values of a column that say which samples belong together, [samples].
+    """Return the values of a column of groups, [samples].
 
     Args:
-        column: the column; None where there is none of this name.
-        name: of the column.
-        source: what to call the data in an error.
-        available: the columns that there are, in words.
+        column: the column; None if there is no such column.
+        name: name of the column.
+        source: name of the data in error messages.
+        available: names of the columns there are.
 
     Raises:
         DataError: there is no such column, or it does not hold one value for each sample.
@@ -226,6 +218,6 @@ def group_values(column: np.ndarray | None, name: str, source: str, available: s
 
 
 def _of_text(array: np.ndarray) -> np.ndarray:
-    """Return objects that are all texts, as pandas has them, as an array of text; any other array as it is."""
+    """Return an object array of strings (as in pandas) as an array of text; other arrays are unchanged."""
     is_text = array.dtype == object and all(isinstance(item, str) for item in array.reshape(-1).tolist())
     return array.astype(str) if is_text else array

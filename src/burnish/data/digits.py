@@ -1,4 +1,4 @@
-"""scikit-learn's images of handwritten digits: 1797 of 8x8 pixels, a part of the UCI set of Alpaydin and Kaynak (1998)."""
+"""scikit-learn's 1797 handwritten digits of 8x8 pixels, part of the UCI set of Alpaydin and Kaynak (1998)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_PIXEL = 16
 def digits_arrays(split: Literal["train", "test"] = "train") -> tuple[np.ndarray, np.ndarray]:
     """Return images (float32 in [0, 1], [samples, 8, 8]) and labels (int64, [samples]) of a split.
 
-    The test split is the first 360 of a fixed permutation of the 1797 images, the training split the other 1437.
+    The test split is the first 360 of a fixed permutation, the training split the other 1437.
 
     Raises:
         DataError: scikit-learn is missing, or there is no such split.
@@ -40,6 +40,6 @@ def digits_arrays(split: Literal["train", "test"] = "train") -> tuple[np.ndarray
 
 
 def open_digits(spec: DataSpec, split: Literal["train", "test"] = "train") -> ArrayDataset:
-    """Open a split as a data set for a program."""
+    """Open a split as a dataset for a program."""
     images, labels = digits_arrays(split)
     return spec.dataset(images, labels, "digits")

@@ -1,4 +1,4 @@
-"""Arrays in files, whose rows are read by their places: a mapped file that is cut short would end the process."""
+"""Arrays in files, read row by row: access to a truncated memory map would crash the process."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ import numpy as np
 from burnish.errors import DataError
 
 SMALL_ROW = 16 << 10
-"""Bytes of a row below which a call of the system for each takes about as long as to copy it from memory, or longer."""
+"""Below this many bytes per row, a system call for each row costs at least as much as copying it from memory."""
 HELD = 256 << 20
-"""Bytes up to which an array of small rows is read whole."""
+"""Arrays of small rows are read whole up to this many bytes."""
 
 
 class FileRows:
-    """An array of a file, indexed by the numbers of rows along axis 0. Threads may read it at the same time.
+    """An array in a file, indexed by row numbers along axis 0. It is safe to read from several threads.
 
     Rows of less than 16 KiB in an array of up to 256 MiB are read once and kept.
 
     Args:
         path: the file.
-        dtype, shape: of the array, in C order, of one dimension or more.
-        offset: where in the file it begins, in bytes.
-        writable: whether rows are written too; nothing is kept then.
-
-    Attributes:
-        path, dtype, shape: as the arguments.
+        dtype, shape: of the array, in C order, with at least one axis.
+        offset: start of the array in the file, in bytes.
+        writable: True to also write rows; then nothing is kept in memory.
 
     Raises:
         DataError: the file cannot be opened, or is shorter than the array.
@@ -51,7 +48,6 @@ class FileRows:
             self._held = self._read(np.arange(len(self)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: which file it is, not what it holds."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_held", "_file")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,7 +64,7 @@ class FileRows:
             indices: int64 [n].
 
         Raises:
-            DataError: the file has become shorter, or its disk fails.
+            DataError: the file was truncated, or its disk fails.
             IndexError: there is no such row.
         """
         if self._held is not None:
@@ -81,10 +77,10 @@ class FileRows:
         return self._read(np.where(indices < 0, indices + len(self), indices))
 
     def write(self, start: int, rows: np.ndarray) -> None:
-        """Write rows of the array's dtype and shape from row ``start`` on.
+        """Write rows of the array's dtype and shape, starting at row ``start``.
 
         Raises:
-            DataError: the disk is full, or fails.
+            DataError: the disk is full or fails.
         """
         try:
             with self._lock:
@@ -142,10 +138,10 @@ class FileRows:
 
 
 def file_rows(array: np.ndarray) -> FileRows | None:
-    """Return an array that lies in a mapped file as rows of that file; None for any other, or one that is not in C order.
+    """Return a memory-mapped array as rows of its file; None for other arrays or another order than C.
 
     Raises:
-        DataError: the file is not there any more.
+        DataError: the file is gone.
     """
     mapped: Any = array
     while isinstance(mapped, np.ndarray) and isinstance(mapped.base, np.ndarray):

@@ -1,6 +1,6 @@
-"""The table of data formats: how each is recognized, opened and called; the help and errors print it.
+"""The table of data formats: how each one is recognized and opened. Help and error messages list it.
 
-The command imports it for its help, so that what a format needs is imported where it is opened.
+The command imports this module for its help, so each format imports its dependencies only when it is opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIGITS = ("digits", "digits:train", "digits:test")
 
 @dataclass(frozen=True)
 class Opening:
-    """Data that are to be opened, with the arguments of ``open_dataset``."""
+    """Data to open, with the arguments of ``open_dataset``."""
 
     source: str | Path
     spec: DataSpec
@@ -46,7 +46,7 @@ class Opening:
 
     @property
     def group(self) -> str | None:
-        """The column that says which samples belong together."""
+        """The column of groups."""
         return None if self.split is None else self.split.group
 
     @property
@@ -56,18 +56,18 @@ class Opening:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of data.
+    """A data format.
 
     Attributes:
-        name: of the format.
-        said: what the help and errors call it.
-        holds: ``images``, ``arrays`` (of bytes they are pixels), a ``table`` (of numbers, or of texts with a tokenizer),
-            ``texts`` alone, ``digits``, or ``sounds``.
-        labels: where its labels are, for the error about an option that names their column or file; empty where one does.
-        open: opens it.
-        suffixes: of its files, in small letters.
-        is_it: whether a path that is there is of this format; takes the path and, of a folder, the suffixes of its files. By
-            default a file's suffix tells.
+        name: short name.
+        said: description in help and error messages.
+        holds: ``images``, ``arrays`` (bytes are pixels), a ``table`` (of numbers, or of texts with a tokenizer), ``texts``,
+            ``digits``, or ``sounds``.
+        labels: location of the labels, for the error about an option that names their column or file; empty if the option
+            applies.
+        open: function that opens the data.
+        suffixes: lowercase file suffixes.
+        is_it: predicate on an existing path and, for a folder, the suffixes of its files. By default the suffix decides.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Format:
 
     @property
     def short(self) -> str:
-        """Its name in an error, without what stands in brackets."""
+        """The description without its part in parentheses."""
         return self.said.partition(" (")[0]
 
     def matches(self, path: Path, held: frozenset[str]) -> bool:
-        """Return whether a path that is there is of this format."""
+        """True if an existing path has this format."""
         is_file = not path.is_dir() and path.suffix.lower() in self.suffixes
         return is_file or (self.is_it is not None and self.is_it(path, held))
 
@@ -250,21 +250,21 @@ FORMATS = (
     Format("txt", "a .txt file", "texts", "whose labels come before a tab in each line", _open_texts, suffixes=(".txt",)),
     Format("jsonl", "a .jsonl file", "texts", "", _open_texts, suffixes=(".jsonl",)),
 )
-"""In the order in which they are tried: VOC also knows files in its folder, and any other folder is one of images."""
+"""In the order of recognition: VOC before other folders, and a folder of images last."""
 
 
 def help_text() -> str:
-    """Return what data may be, in words."""
+    """Return the description of all data formats."""
     others = ", ".join(each.said for each in FORMATS if each.holds != "texts")
     texts = " or ".join(each.said for each in FORMATS if each.holds == "texts")
     return f"{others}; or, with a tokenizer, texts in a .csv, .tsv or .parquet file, {texts}"
 
 
 def format_of(source: str | Path) -> Format:
-    """Return the format of the data that a text or a path stands for.
+    """Return the format of a path or a name such as ``digits``.
 
     Raises:
-        DataError: nothing there, or an unknown format.
+        DataError: there is no such file or folder, or its format is unknown.
     """
     from burnish.data.tar_shards import SEQUENCE
 
@@ -291,15 +291,15 @@ def format_of(source: str | Path) -> Format:
 
 
 def read_table(path: Path, missing: Missing = "error", left_out: LeftOut | None = None) -> tuple[Columns, list[str]]:
-    """Return the columns of a table in a file by name, and notes on its rows.
+    """Return the columns of a table file by name, and notes on its rows.
 
     Args:
         path: the file.
-        missing: what becomes of a row in which a value is missing.
-        left_out: which columns are not read, by the names of all.
+        missing: treatment of rows with a missing value.
+        left_out: function from all column names to those that are not read.
 
     Raises:
-        DataError: as ``read_csv`` and ``read_parquet``.
+        DataError: see ``read_csv`` and ``read_parquet``.
     """
     from burnish.data.csv import read_csv
     from burnish.data.parquet import read_parquet
@@ -308,7 +308,7 @@ def read_table(path: Path, missing: Missing = "error", left_out: LeftOut | None 
 
 
 def check_text(source: str | Path, form: Format, text: Text | None) -> None:
-    """Raise DataError where data hold texts and nothing says what becomes of them, or hold none and something does."""
+    """Raise DataError for texts without a tokenizer, or a tokenizer without texts."""
     if text is None and form.holds == "texts":
         raise DataError(f"{source}: texts become tokens by a tokenizer: name one (text=..., --tokenizer tokenizer.json)")
     if text is not None and form.holds not in ("table", "texts"):
@@ -316,7 +316,7 @@ def check_text(source: str | Path, form: Format, text: Text | None) -> None:
 
 
 def check_group(source: str | Path, form: Format, group: str | None) -> None:
-    """Raise DataError where groups are asked of data that have no columns."""
+    """Raise DataError if groups are requested for data without columns."""
     if group is not None and (form.holds not in ("arrays", "table", "texts") or form.name in ("txt", "array")):
         raise DataError(
             f"{source}: {form.short} has no columns, and a group is the value of one (eval_split='group:{group}'): give a share, "
@@ -325,7 +325,7 @@ def check_group(source: str | Path, form: Format, group: str | None) -> None:
 
 
 def check_sound(source: str | Path, form: Format, sound: SoundLike | None) -> None:
-    """Raise DataError where something is to be done to sounds, and the data hold none."""
+    """Raise DataError if sound settings are given for data without sounds."""
     if sound is not None and form.holds != "sounds":
         raise DataError(
             f"{source}: {form.short} holds no sounds, and sound (--sound) says what is done to .wav files: leave it out"
@@ -333,7 +333,7 @@ def check_sound(source: str | Path, form: Format, sound: SoundLike | None) -> No
 
 
 def check_columns(source: str | Path, form: Format, separator: str | None, columns: str) -> None:
-    """Raise DataError where an option of tables is given for data that are none."""
+    """Raise DataError if a table option is given for other data."""
     if separator is not None and form.holds not in ("table", "texts"):
         raise DataError(
             f"{source}: label_separator (--label-separator) divides the texts in the label column of a table, and these are "
@@ -346,7 +346,7 @@ def check_columns(source: str | Path, form: Format, separator: str | None, colum
 
 
 def check_pixels(source: str | Path, form: Format, pixels: PixelsLike | None) -> None:
-    """Raise DataError where something is to be done to the pixels of data that hold none."""
+    """Raise DataError if pixel settings are given for data without pixels."""
     if pixels is not None and form.holds not in ("images", "arrays"):
         what = {"digits": "digits are divided by 16 already", "sounds": "sounds have none (sound=..., --sound)"}.get(
             form.holds, "a table holds numbers, which are taken as they are"

@@ -1,4 +1,4 @@
-"""Samples to predict, however they are given: paths, pictures, arrays, texts, or rows of a table in memory."""
+"""Samples to predict, given as paths, pictures, arrays, texts, or rows of a table in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from burnish.errors import DataError
 from burnish.program import Entry
 
 SOURCE = "data"
-"""What errors call samples in memory."""
+"""Name of in-memory samples in error messages."""
 TAKEN = (
     "give a path, an image, an array, a text, a dict of arrays or columns, a data frame, or a list of paths, images, texts or "
     "arrays"
@@ -50,8 +50,8 @@ class Given:
     """Samples to predict, in their order.
 
     Attributes:
-        parts: they are read one after the other: each file of several has its own form.
-        is_one: True if one sample was given by itself: a photo, a text, an array without the axis of the samples.
+        parts: groups of samples that are read one after the other, such as files of different formats.
+        is_one: True for a single sample: a photo, a text, or an array without a sample axis.
     """
 
     parts: tuple[Samples, ...]
@@ -59,7 +59,7 @@ class Given:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know about how they were read."""
+        """Remarks for the user on how the samples were read."""
         return [part.note for part in self.parts if part.note is not None]
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class _PictureInMemory:
-    """An image of Pillow's, which is decoded as its file would be."""
+    """A Pillow image, decoded in the same way as an image file."""
 
     image: Any
     name: str
@@ -87,14 +87,14 @@ class _PictureInMemory:
 
 @dataclass(frozen=True)
 class SampleReader:
-    """Reads samples without labels for a model.
+    """Reads unlabeled samples for a model.
 
     Args:
-        spec: what the model takes.
-        label: a column of a table to leave out.
-        image_size, pixels, sound: as ``open_dataset`` takes them.
-        text_of: returns how texts of a path become tokens, or texts in memory for None; None if the model reads none there.
-        cut: returns a data set of texts that the model can take, and a line that says so, as ``within_the_opened``.
+        spec: inputs of the model.
+        label: table column to leave out.
+        image_size, pixels, sound: see ``open_dataset``.
+        text_of: returns the tokenization for texts of a path, or of memory for None; None if the model reads no texts.
+        cut: returns a dataset of texts that fits the model, and a note on truncation; see ``within_the_opened``.
     """
 
     spec: DataSpec
@@ -112,13 +112,12 @@ class SampleReader:
         """Open samples.
 
         Args:
-            source: a path as ``open_samples`` takes it, an image of Pillow, an array with or without the axis of the samples, a
-                text, arrays by input name, columns of a table by name, a data frame, a data set, or a list of these: paths,
-                images, texts, arrays or rows.
+            source: a path (see ``open_samples``), a Pillow image, an array with or without a sample axis, a text, arrays by input
+                name, table columns by name, a data frame, a dataset, or a list of paths, images, texts, arrays or rows.
 
         Raises:
-            DataError: nothing there, no samples, or samples that do not fit the model.
-            ConfigurationError: no such pixels.
+            DataError: nothing is there, it has no samples, or they do not fit the model.
+            ConfigurationError: invalid ``pixels``.
         """
         if isinstance(source, str | os.PathLike):
             if self._is_text(source, alone=True):
@@ -181,13 +180,13 @@ class SampleReader:
         return Path(path).suffix.lower() == WAV and Path(path).is_file()
 
     def _is_text(self, item: PathLike, alone: bool) -> TypeGuard[str]:
-        """True for a text, not a path, of a model that reads texts: no file is there, and it is not called as one."""
+        """True for a string that is a text rather than a path: the model reads texts, and it neither is nor looks like a file."""
         if not isinstance(item, str) or not (self._reads_strings or self.text_of(None) is not None):
             return False
         try:
             path = Path(item)
             is_there = path.exists() if alone else path.is_file() and path.suffix.lower() in SUFFIXES_READ
-        except (OSError, ValueError):  # longer than a name may be, or with a NUL in it
+        except (OSError, ValueError):  # the string is too long for a file name, or has a NUL
             return True
         is_name = path.suffix.lower() in SUFFIXES_READ and not any(map(str.isspace, item))
         return not is_there and not is_name
@@ -195,7 +194,7 @@ class SampleReader:
     def _paths_and_texts(self, items: Sequence[PathLike]) -> Given:
         for item in items:
             if self._kind(item) == "path" and not Path(item).exists():
-                format_of(Path(item))  # refuses what is not there before anything is read
+                format_of(Path(item))  # raises for a missing file before anything is read
         parts: list[Samples] = []
         for kind, group in groupby(items, self._kind):
             if kind == "text":
@@ -230,7 +229,7 @@ class SampleReader:
         return replace(samples, kind="sample", names=[f"{path}:{name}" for name in samples.names])
 
     def _texts(self, texts: Any, names: Sequence[str] | None) -> Samples:
-        """Samples of texts in memory, or of what has columns with texts."""
+        """Return samples of texts in memory, or of an object with text columns."""
         text = self.text_of(None) or Text()
         spec = replace(self.spec, label=None, predicts=True)
 
@@ -246,7 +245,7 @@ class SampleReader:
         return replace(samples, dataset=dataset, note=cut or samples.note)
 
     def _pictures(self, pictures: Sequence[Picture]) -> Samples:
-        """Samples of images that were named, each of which has to be read."""
+        """Return samples of images. All were named explicitly, so an unreadable one is an error."""
 
         def opened() -> ImageFiles:
             return ImageFiles(Path(SOURCE), self.spec, self.image_size, self.pixels, pictures, all_read=True)
@@ -255,7 +254,6 @@ class SampleReader:
         return Samples(files, "file", files.names, files.preprocessing, files.note)
 
     def _columnar(self, source: Any) -> Samples:
-        """Samples of a data set of Hugging Face."""
         if self.text_of(None) is not None or TOKENS in source.column_names:
             return self._texts(source, None)
         if (column := image_column(source)) is not None:
@@ -293,12 +291,12 @@ class SampleReader:
         return self._arrays(arrays, False)
 
     def _is_of_texts(self, columns: Mapping[str, Any]) -> bool:
-        """True for columns with texts, for a model that reads these; arrays by input name are tokens already."""
+        """True if the columns hold texts for the model to tokenize; arrays by input name are tokens already."""
         return self.text_of(None) is not None and not all(entry.name in columns for entry in self.spec.data)
 
     @property
     def _reads_columns(self) -> bool:
-        """True if a model takes a table column by column: one value of a sample in each of several inputs."""
+        """True if the model takes a table by columns: several inputs with one value per sample."""
         return len(self.spec.data) > 1 and all(
             entry.sample_axis is not None and all(extent == 1 for extent in entry.extents[1:]) for entry in self.spec.data
         )
@@ -323,13 +321,13 @@ class SampleReader:
         return self._arrays({entry.name: array}, False)
 
     def _is_pixels(self, array: np.ndarray) -> bool:
-        """True for bytes of a photo [height, width], with 1, 3 or 4 channels last or first, for a model of images."""
+        """True for a uint8 photo, [height, width] or with 1, 3 or 4 channels first or last, if the model takes images."""
         if self._only is None or len(self._only.extents) not in IMAGE_RANKS or array.dtype != np.uint8 or not array.size:
             return False
         return array.ndim == 2 or (array.ndim == 3 and bool({array.shape[0], array.shape[-1]} & {*CHANNELS}))
 
     def _arrays(self, arrays: Mapping[str, np.ndarray], is_one: bool) -> Given:
-        """Samples of arrays by input name; ``is_one``: without the axis of the samples."""
+        """Return samples of arrays by input name; ``is_one``: without a sample axis."""
         taken = {entry.name: arrays[entry.name] for entry in self.spec.data}
         if is_one:
             taken |= {entry.name: taken[entry.name][None] for entry in self._with_samples}
@@ -341,7 +339,7 @@ class SampleReader:
         return Given((Samples(dataset, "row", row_names(len(dataset)), preprocessing, sides=sides),), is_one)
 
     def _columns(self, columns: Mapping[str, np.ndarray]) -> Samples:
-        """Samples of columns by name, each [rows]."""
+        """Return samples of columns by name, each [rows]."""
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items()) or "none"
@@ -378,14 +376,13 @@ def _as_image(array: np.ndarray) -> Any:
 
 
 def _plain_array(value: Any) -> np.ndarray:
-    """Return a value as an array, objects that are all texts as texts."""
     array = np.asarray(value)
     is_text = array.dtype == object and array.size and all(isinstance(item, str) for item in array.reshape(-1).tolist())
     return array.astype(str) if is_text else array
 
 
 def _is_single(array: np.ndarray, entry: Entry) -> bool:
-    """True for an array of one sample: it has the shape of one, or is one in another layout; a number may be one of a table."""
+    """True for an array of one sample: it has a sample's shape or fits in another layout."""
     extents = entry.extents[1:]
     is_exact = array.ndim == len(extents) and all(
         not isinstance(extent, int) or extent == actual for actual, extent in zip(array.shape, extents, strict=True)
@@ -394,7 +391,7 @@ def _is_single(array: np.ndarray, entry: Entry) -> bool:
 
 
 def _sides(array: np.ndarray, preprocessing: Preprocessing | None) -> tuple[int, int] | None:
-    """Return width and height of pictures in an array as the model takes it; None if it holds none."""
+    """Return width and height of the pictures in a model's input array; None if it holds none."""
     if array.ndim != IMAGE_RANKS[-1]:
         return None
     is_last = preprocessing.layout == "NHWC" if preprocessing is not None else array.shape[1] not in CHANNELS

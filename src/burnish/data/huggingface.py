@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face ``datasets``: columns of values, of images and of labels."""
+"""Hugging Face ``datasets``: columns of values, images and labels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from burnish.errors import DataError
 
 
 def is_columnar(source: object) -> bool:
-    """Return whether something is a data set of Hugging Face ``datasets``, or has its columns in the same way."""
+    """True for a Hugging Face dataset or an object with the same column interface."""
     is_sized = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     return is_sized and isinstance(getattr(source, "column_names", None), list)
 
 
 def refuse_splits(source: object) -> None:
-    """Raise DataError for several data sets by name, as Hugging Face ``datasets`` loads them, and for a stream of samples."""
+    """Raise DataError for a mapping of splits, as Hugging Face ``datasets`` loads it, and for a stream of samples."""
     held = source if isinstance(source, Mapping) else {}
     if held and all(hasattr(each, "column_names") for each in held.values()):
         names = [*map(str, held)]
@@ -43,12 +43,12 @@ def refuse_splits(source: object) -> None:
 
 
 def class_names(source: Any, column: str, inner: bool = False) -> list[str] | None:
-    """Return the names of the classes that a column holds indices of (``ClassLabel``); None where it is no such column.
+    """Return the class names of a ``ClassLabel`` column; None for other columns.
 
     Args:
-        source: the data set.
-        column: its name.
-        inner: that it holds lists of indices.
+        source: the dataset.
+        column: name of the column.
+        inner: True if the column holds lists of class indices.
     """
     features = getattr(source, "features", None) or {}
     feature = features.get(column)
@@ -57,10 +57,10 @@ def class_names(source: Any, column: str, inner: bool = False) -> list[str] | No
 
 
 def class_column(source: Any, columns: Sequence[str]) -> str | None:
-    """Return the column that holds the labels, where names or features tell: one with a usual name, or the only ``ClassLabel``.
+    """Return the label column: one with a usual name, or the only ``ClassLabel``; None if there is none.
 
     Raises:
-        DataError: several hold classes, and none has a usual name.
+        DataError: several columns hold classes, and none has a usual name.
     """
     named = next((name for name in columns if name.lower() in LABEL_COLUMNS), None)
     if named is not None:
@@ -75,10 +75,10 @@ def class_column(source: Any, columns: Sequence[str]) -> str | None:
 
 
 def named_labels(source: Any, column: str) -> tuple[np.ndarray, list[str] | None]:
-    """Return the labels that a column holds, by name where its feature knows the names, and these.
+    """Return the labels in a column (as names if its feature has names), and the names.
 
     Raises:
-        DataError: a label is missing, or none of the classes.
+        DataError: a label is missing or not one of the classes.
     """
     held = source[column][:]
     if are_lists(held):
@@ -96,7 +96,7 @@ def named_labels(source: Any, column: str) -> tuple[np.ndarray, list[str] | None
 
 
 def _lists(held: Sequence[Sequence[Any]], names: Sequence[str] | None) -> np.ndarray:
-    """Return lists of labels as an array of objects, by name where their feature knows the names."""
+    """Return lists of labels as an array of objects, as names if their feature has names."""
     lists = np.empty(len(held), object)
     for row, labels in enumerate(held):
         wrong = [label for label in labels if names is not None and not 0 <= int(label) < len(names)]
@@ -110,12 +110,12 @@ def column_values(source: Any, column: str, keeps_missing: bool = False) -> np.n
     """Return the values of a column [rows, ...]; arrays of bytes as uint8.
 
     Args:
-        source: the data set.
-        column: its name.
-        keeps_missing: return None where a value is missing, in an array of objects.
+        source: the dataset.
+        column: name of the column.
+        keeps_missing: True to keep None for missing values, in an object array.
 
     Raises:
-        DataError: a value is missing, or its rows are lists of different lengths.
+        DataError: a value is missing, or rows are lists of different lengths.
     """
     try:
         array = np.asarray(source[column][:])
@@ -145,19 +145,19 @@ def columns_dataset(
     label: str | None = None,
     how: Mapping[str, Any] | None = None,
 ) -> ArrayDataset:
-    """Make a data set of columns of numbers, text or arrays.
+    """Make a dataset of columns of numbers, text or arrays.
 
     Args:
-        source: the data set.
-        spec: what the program takes.
-        classes: names of the classes in the order of their indices.
-        pixels: what is done to arrays of bytes.
-        label: as ``table_dataset`` takes it; None is the column that names or features tell.
+        source: the Hugging Face dataset.
+        spec: inputs of the program.
+        classes: class names in the order of their indices.
+        pixels: preprocessing of byte arrays.
+        split: split for evaluation; its column of groups is not a feature.
+        label: label column (see ``table_dataset``); None finds it by names and features.
         how: further options of ``table_dataset``.
-        split: what is to be held out; its column of groups is no feature.
 
     Raises:
-        DataError: a missing value, a column of something else, or what does not fit the program.
+        DataError: a value is missing, a column has another kind of value, or the data do not fit the program.
     """
     group = None if split is None else split.group
     names = source.column_names
@@ -183,7 +183,7 @@ def columns_dataset(
 
 
 def _element_type(feature: Any) -> str | None:
-    """The dtype of the numbers in arrays or lists, as a feature names it."""
+    """Return the dtype name of the numbers in an array or list feature."""
     while not isinstance(getattr(feature, "dtype", None), str) or getattr(feature, "feature", None) is not None:
         if getattr(feature, "feature", None) is None:
             return None
@@ -193,14 +193,14 @@ def _element_type(feature: Any) -> str | None:
 
 @dataclass(frozen=True)
 class ColumnPicture:
-    """An image of a data set, by its row."""
+    """An image in a row of a dataset."""
 
     source: Any = field(repr=False, compare=False)
     column: str
     row: int
 
     def open(self) -> BinaryIO:
-        """Return the file that the data set holds; of a decoded image, one without loss."""
+        """Return the stored image file; decoded images are encoded without loss."""
         held = self.source[self.row][self.column]
         if isinstance(held, Mapping) and held.get("bytes") is not None:
             return io.BytesIO(held["bytes"])
@@ -216,14 +216,14 @@ class ColumnPicture:
 
 
 def image_column(source: Any) -> str | None:
-    """Return the column of a data set that holds images; None where none does."""
+    """Return the column that holds images; None if there is none."""
     features = getattr(source, "features", None) or {}
     named = next((name for name in source.column_names if type(features.get(name)).__name__ == "Image"), None)
     if named is not None or not len(source):
         return named
     try:
         first = source[0]
-    except (KeyError, TypeError):  # what has columns by name alone
+    except (KeyError, TypeError):  # an object with access by column name only
         return None
     if not isinstance(first, Mapping):
         return None
@@ -231,16 +231,16 @@ def image_column(source: Any) -> str | None:
 
 
 class ColumnImages(LabelledImages):
-    """The images of a data set.
+    """The images of a Hugging Face dataset.
 
     Args:
-        source: the data set; ``source[row]`` is a mapping by column.
-        column: the column with the images.
-        spec, classes, size, pixels: as ``ImageFolder`` takes them.
-        group: the column with the group of each image.
+        source: the dataset; ``source[row]`` is a mapping by column.
+        column: the image column.
+        spec, classes, size, pixels: see ``ImageFolder``.
+        group: the column of groups.
 
     Raises:
-        DataError: no column of classes, or what does not fit the program.
+        DataError: there is no class column, or the data do not fit the program.
     """
 
     def __init__(
@@ -285,10 +285,10 @@ class ColumnImages(LabelledImages):
 
 
 def _undecoded(source: Any, column: str, feature: Any) -> Any:
-    """Return a data set that gives the files of its images as they are, where it can: large ones are then decoded in part."""
+    """Return the dataset with undecoded image files, if it can: large JPEG files then decode faster at a smaller size."""
     if feature is None or not hasattr(source, "cast_column"):
         return source
     try:
         return source.cast_column(column, type(feature)(decode=False))
-    except TypeError:  # another class of this name
+    except TypeError:  # an unrelated class with this name
         return source

@@ -1,7 +1,7 @@
-"""IDX files, the format of MNIST: one array, whose dtype and extents stand before its elements.
+"""IDX files, the format of MNIST: a single array.
 
-Two zero bytes, a byte for the dtype, one for the number of axes, then each extent as a big-endian integer of 32 bits, and the
-elements in row-major order, big-endian too (Yann LeCun, "The MNIST database of handwritten digits").
+Two zero bytes, a byte for the dtype, one for the number of axes, each extent as a big-endian 32-bit integer, then the elements in
+row-major order, also big-endian (Yann LeCun, "The MNIST database of handwritten digits").
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from burnish.errors import DataError
 from burnish.untrusted_files import check_regular, memory_excess
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-"""The byte in the file -> the dtype of its elements."""
+"""Dtype byte in the file -> dtype of the elements."""
 GZIP = b"\x1f\x8b"
-"""How a compressed file begins."""
+"""First bytes of a gzip file."""
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """Return the array of an IDX file, in the byte order of this machine; a file that gzip compressed is read as well.
+    """Return the array of an IDX file, in native byte order; gzip files are decompressed.
 
     Args:
         path: ``train-images-idx3-ubyte``, ``t10k-labels-idx1-ubyte.gz``, or another.
 
     Raises:
-        DataError: the file is missing, no IDX file, truncated, or longer than it says.
+        DataError: the file is missing, truncated, too long, or not an IDX file.
     """
     source = Path(path)
     try:
@@ -59,7 +59,7 @@ def _read(file: gzip.GzipFile | BufferedReader, source: Path) -> np.ndarray:
     extents = struct.unpack(f">{head[3]}I", extents_read)
     dtype = np.dtype(DTYPES[head[2]])
     expected = math.prod(extents) * dtype.itemsize
-    # In pieces, so that a file that lies about its extents takes no more memory than it has bytes.
+    # Read in pieces, so that a file with false extents cannot allocate more memory than its size.
     elements = bytearray()
     while len(elements) <= expected and (piece := file.read(min(1 << 20, expected + 1 - len(elements)))):
         elements += piece

@@ -1,4 +1,4 @@
-"""Folders of images: with one subfolder per class, to train and evaluate on; and images without classes, to predict."""
+"""Image folders: one subfolder per class for training and evaluation, or unlabeled images for prediction."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from burnish.errors import DataError
 
 EVALUATED = ("val", "valid", "validation", "eval", "evaluation", "dev", "test", "testing")
 PARTS = frozenset({"train", "training", *EVALUATED})
-"""Folders of a data set that has been split, each with the classes in it."""
+"""Names of the parts of a dataset that is already split."""
 
 
 class ImageFolder(LabelledImages):
-    """Images in one subfolder per class, read when they are asked for; decoded ones are kept while they fit into 1 GiB.
+    """Images in one subfolder per class, read on demand; up to 1 GiB of decoded images is cached.
 
-    Classes are numbered in sorted order of the subfolders' names, images in sorted order of theirs. An image is brought to the
-    model's channels, height and width, and its pixels become numbers, as ``preprocessing`` says. Empty files are left out, and
-    an image that cannot be decoded is replaced by the next of its class; both are counted.
+    Classes are numbered in the sorted order of the subfolders, and images are sorted by name. Empty files are left out, and an
+    image that cannot be decoded is replaced by the next one of its class; both are counted.
 
     Args:
         path: the folder.
-        spec: what the program takes.
-        classes: names of the classes in the order of their indices, instead of the subfolders' sorted names.
-        size: height and width of the images, where the model leaves them open.
-        pixels: what is done to the pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings; None: what the model's
-            metadata says, else division by 255 where the model takes floating point.
+        spec: inputs of the program.
+        classes: class names in the order of their indices, instead of the sorted subfolders.
+        size: height and width, if the model leaves them open.
+        pixels: preprocessing of pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings. The default is that of the
+            model's metadata, else division by 255 for floating-point inputs.
 
     Raises:
-        DataError: Pillow is missing, no image, a subfolder that is not among ``classes``, two of the same name, more classes than
-            the model has, or an input that takes no images, or not these. ``batch`` raises it where no image of a class can be
-            read.
-        ConfigurationError: no such pixels.
+        DataError: Pillow is missing; there are no images; a class is not in ``classes`` or the model; two class names are alike;
+            or the input does not take these images. ``batch`` raises it if no image of a class can be read.
+        ConfigurationError: invalid ``pixels``.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class ImageFolder(LabelledImages):
 
 
 def check_parts(folders: Sequence[str], path: Path) -> None:
-    """Raise DataError where the subfolders are parts of a data set, each with the classes in it."""
+    """Raise DataError if the subfolders are the parts of a split dataset, each with class folders."""
     parts = {name.casefold(): name for name in folders}
     inside = (child for name in folders for child in (path / name).iterdir())
     if not parts or not parts.keys() <= PARTS or not any(child.is_dir() and not child.name.startswith(".") for child in inside):
@@ -99,7 +97,7 @@ def check_parts(folders: Sequence[str], path: Path) -> None:
 
 
 def _notes_on_files(path: Path, files: Sequence[Path]) -> list[str]:
-    """Return notes on images whose class may be another than is meant, and on pictures that are left out."""
+    """Return notes on images with a doubtful class, and on pictures that are left out."""
     notes: list[str] = []
     deep = {file.parent.relative_to(path) for file in files if file.parent.parent != path}
     if deep:
@@ -122,10 +120,10 @@ def _notes_on_files(path: Path, files: Sequence[Path]) -> list[str]:
 
 
 def check_names(folders: Sequence[str], path: Path) -> list[str]:
-    """Return notes on names of classes that differ in case alone.
+    """Return notes on class names that differ only in case.
 
     Raises:
-        DataError: two names that are the same to a reader: they differ in spaces around them, or in how accents are encoded.
+        DataError: two names look the same: they differ only in surrounding spaces or in the encoding of accents.
     """
     seen: dict[str, str] = {}
     for name in folders:
@@ -140,22 +138,22 @@ def check_names(folders: Sequence[str], path: Path) -> list[str]:
 
 
 class ImageFiles:
-    """Images without labels: a file, or all those in a folder and its subfolders, in sorted order.
+    """Unlabeled images: a file, or all files in a folder and its subfolders, sorted.
 
-    Each is decoded once at the start; those that cannot be are left out, and ``note`` names them.
+    Each image is decoded once at the start; unreadable ones are left out and named in ``note``.
 
     Args:
-        path, spec, size, pixels: as ``ImageFolder`` takes them.
-        pictures: the images, where they are no files of their own.
-        all_read: raise an error for an image that cannot be read: each was named.
+        path, spec, size, pixels: see ``ImageFolder``.
+        pictures: images that are not files of their own.
+        all_read: True to raise an error for an unreadable image.
 
     Attributes:
-        names: of the files, as ``path`` leads to them.
-        preprocessing: what is done to an image, with nothing left open.
-        note: which files are left out; None where none are.
+        names: file names, starting with ``path``.
+        preprocessing: complete preprocessing of an image.
+        note: the files left out, or None.
 
     Raises:
-        DataError: Pillow is missing, no image that can be read, or an input that takes no images, or not these.
+        DataError: Pillow is missing, no image can be read, or the input does not take these images.
     """
 
     def __init__(
@@ -196,11 +194,11 @@ class ImageFiles:
         """Return images.
 
         Raises:
-            DataError: an image that can no longer be read, by its file name.
+            DataError: a file can no longer be read.
         """
         return {self._reader.entry.name: self._reader.numbers([self._reader.read(self._files[int(index)]) for index in indices])}
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Width and height of each image, as its EXIF orientation turns it."""
+        """Width and height of each image after its EXIF rotation."""
         return [upright_size(file) for file in self._files]

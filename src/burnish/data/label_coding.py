@@ -1,4 +1,4 @@
-"""Labels that are more than one class for each sample: several columns of a table, and several labels in one column."""
+"""Label formats beyond one class per sample: several label columns, and several labels in one column."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PLACE_BYTES = 4
 
 @dataclass(frozen=True)
 class LabelDescription:
-    """The columns that a model's targets were read from, in the order of its outputs.
+    """The columns of a model's targets, in the order of its outputs.
 
     Attributes:
-        columns: their names; of labels of yes or no in one column, that one.
-        separator: what stands between several labels of a sample in one column; None where there is one value in each.
+        columns: their names; a single one for multi-label classes.
+        separator: text between the labels of a sample in one column; None for one value per column.
     """
 
     columns: tuple[str, ...]
@@ -31,10 +31,10 @@ class LabelDescription:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> LabelDescription:
-        """Return what ``options`` wrote.
+        """Return the description that ``options`` wrote.
 
         Raises:
-            TypeError, KeyError: it is something else.
+            TypeError, KeyError: ``options`` has other contents.
         """
         columns, separator = tuple(options["columns"]), options["separator"]
         if not all(isinstance(name, str) for name in columns) or not isinstance(separator, str | None):
@@ -49,13 +49,13 @@ class LabelDescription:
 def label_columns(
     columns: Sequence[str], asked_for: str | Sequence[str] | None, source: str, known: LabelDescription | None = None
 ) -> tuple[str, ...]:
-    """Return the columns with the labels: those asked for, those of training, one with a usual name, else the last.
+    """Return the label columns: those requested, those of training, one with a usual name, or the last column.
 
     Args:
-        columns: the names of all.
-        asked_for: the name of one, or of several with commas between them.
-        source: what to call the data in an error.
-        known: those that a model was trained on.
+        columns: names of all columns.
+        asked_for: one name, or several with commas between them.
+        source: name of the data, for errors.
+        known: label columns of the trained model.
 
     Raises:
         DataError: there is no such column, or fewer than two columns.
@@ -81,17 +81,17 @@ def label_columns(
 
 
 def asks_yes_or_no(label: Entry | None) -> bool:
-    """Return whether a loss compares with yes and no: numbers from 0 to 1."""
+    """True if the loss takes yes/no targets: numbers from 0 to 1."""
     return label is not None and label.dtype.is_floating_point() and (label.minimum, label.maximum) == (0, 1)
 
 
 def takes_several(label: Entry | None) -> bool:
-    """Return whether a loss compares with several numbers of yes or no for each sample."""
+    """True if the loss takes several yes/no targets per sample."""
     return label is not None and asks_yes_or_no(label) and len(label.extents) == 2
 
 
 def are_lists(labels: object) -> bool:
-    """Return whether labels are lists of names, or of numbers of classes, one for each sample, and not all of one length."""
+    """True if labels are one list per sample, of names or of class numbers with varying lengths."""
     if isinstance(labels, np.ndarray) and labels.dtype != object:
         return False
     held = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Mapping) else []
@@ -102,22 +102,22 @@ def are_lists(labels: object) -> bool:
 
 
 def divided(labels: Iterable[Any], separator: str) -> list[list[str]]:
-    """Return the labels of each sample, of one text for each with ``separator`` between them; an empty one has none."""
+    """Split each sample's text into its labels; an empty text has none."""
     return [[part.strip() for part in str(text).split(separator) if part.strip()] for text in labels]
 
 
 def several_labels(
     labels: Iterable[Iterable[Any]], source: str, classes: Sequence[str] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return 1 where a sample has a label, else 0: float32 [samples, labels]; and the names of the labels.
+    """Return multi-hot labels, float32 [samples, labels], and the label names.
 
     Args:
-        labels: of each sample.
-        source: what to call the data in an error.
-        classes: the names in the order of the columns; by default those that occur, sorted.
+        labels: the labels of each sample.
+        source: name of the data, for errors.
+        classes: names in the order of the columns; those that occur, sorted, by default.
 
     Raises:
-        DataError: a label that is not among ``classes``, no label at all, or too many to fit into memory.
+        DataError: a label is not in ``classes``, no sample has a label, or the array does not fit into memory.
     """
     rows = [[*map(str, row)] for row in labels]
     occurring = {label for row in rows for label in row}

@@ -1,4 +1,4 @@
-"""The loader: batches of a data set in an order that the seed and the epoch alone decide, so that a run can go on anywhere."""
+"""Batches of a dataset, in an order that depends only on seed and epoch, so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -15,32 +15,29 @@ from burnish.validation import is_whole
 
 Augmentation = Callable[[dict[str, np.ndarray], np.random.Generator], dict[str, np.ndarray]]
 
-# Keeps the streams of random numbers for the order and for augmentation apart.
+# Keys of the random streams for order and augmentation.
 ORDER, AUGMENTATION = 0, 1
 
 
 class Loader:
-    """Cuts a data set into batches.
+    """Batches of a dataset.
 
     Args:
-        dataset: the samples. An ``EpochDataset`` says itself in which order it is shuffled.
-        batch_size: samples in a batch; the last batch of an epoch may be shorter.
-        seed: seed of the order and of the augmentation.
-        shuffle: visit the samples in a new order each epoch, else in their own.
-        drop_last: leave out a last batch that is shorter than ``batch_size``.
-        augment: ``(batch, generator) -> batch``, random changes to a batch. Its generator is seeded by the seed, the epoch
-            and the number of the batch alone.
-        rank, workers: yield the part of each batch that a worker of this rank has among so many: the parts of all of them, one
-            after the other, are the batch that one process has. Their sizes differ by one at most; a part may be empty. What
-            ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
-        processes: how many processes read batches ahead of the step that takes them; 0 reads in this one. The batches are the
-            same. Arrays in memory are not read so. ``close`` ends the processes.
-        spec: what the program takes (``DataSpec.by(program)``): batches then come in the layout of its model, whose samples may
-            stand along another axis than the first. None: as the data set has them, samples first.
+        dataset: the samples. An ``EpochDataset`` determines its own shuffled order.
+        batch_size: samples per batch; the last batch of an epoch may be smaller.
+        seed: seed of order and augmentation.
+        shuffle: True for a new order in each epoch.
+        drop_last: True to leave out a smaller last batch.
+        augment: ``(batch, generator) -> batch``, random changes. The generator's seed depends only on the seed, the epoch and the
+            batch number.
+        rank, workers: this worker's rank and their number. Each worker gets its part of every batch; sizes differ by at most one,
+            and a part may be empty. With ``augment``, every worker reads whole batches, since changes may depend on them.
+        processes: processes that read batches ahead; 0 to read in this one. Arrays in memory never use them, and the batches do
+            not depend on them. ``close`` ends them.
+        spec: inputs of the program (``DataSpec.by(program)``), to yield batches in the model's layout; None keeps samples first.
 
     Raises:
-        ConfigurationError: a batch size below 1, or no batch at all because ``drop_last`` drops the only one; or a rank that is
-            none of the workers'.
+        ConfigurationError: an argument is out of range, or ``drop_last`` leaves no batch.
     """
 
     def __init__(
@@ -82,12 +79,12 @@ class Loader:
         self._reader = ReadAhead(dataset, processes) if is_read else None
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         whole, rest = divmod(len(self.dataset), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the sample indices of an epoch in the order of their visit (int64, [samples])."""
+        """Return the sample indices of an epoch in order (int64, [samples])."""
         if not self.shuffle:
             return np.arange(len(self.dataset), dtype=np.int64)
         if isinstance(self.dataset, EpochDataset):
@@ -95,16 +92,16 @@ class Loader:
         return np.random.default_rng((self.seed, ORDER, epoch)).permutation(len(self.dataset)).astype(np.int64)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on, as the model takes them.
+        """Yield this worker's parts of the batches of an epoch, from batch ``start`` on, in the model's layout.
 
         Raises:
-            DataError: what the data set raises; or a reading process has ended.
+            DataError: the dataset cannot be read, or a reading process has ended.
         """
         order, numbers = self.order(epoch), range(start, len(self))
         reads_whole = self.augment is not None or isinstance(self.dataset, EpochDataset)
         parts = [slice(None) if reads_whole else self._part(number) for number in numbers]
         requests = (
-            # A data set need not be able to read nothing; one sample tells the shapes.
+            # Read one sample for an empty part: datasets need not support empty batches, but its shapes are needed.
             Request(self._indices(order, number)[part if part.start != part.stop or reads_whole else slice(1)], self.seed, epoch)
             for number, part in zip(numbers, parts, strict=True)
         )
@@ -126,17 +123,17 @@ class Loader:
             yield batch if self.spec is None else self.spec.to_model(batch)
 
     def samples_in(self, number: int) -> int:
-        """Return how many samples a batch of all workers has, by its number."""
+        """Return the number of samples in a batch over all workers."""
         return min(self.batch_size, len(self.dataset) - number * self.batch_size)
 
     def close(self) -> None:
-        """End the reading processes; batches are read in this one from here on."""
+        """End the reading processes; later batches are read in this process."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def _of_samples(self, batch: dict[str, np.ndarray], part: slice) -> dict[str, np.ndarray]:
-        """These samples of a batch; what all samples have in common stays whole."""
+        """Return a part of a batch; shared arrays stay whole."""
         shared = frozenset() if self.spec is None else self.spec.shared(batch)
         return {name: array if name in shared else array[part] for name, array in batch.items()}
 
@@ -148,18 +145,18 @@ class Loader:
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:
-    """Return which of so many samples a worker has: parts follow each other by rank, and the first may have one more."""
+    """Return a worker's slice of the samples. Slices follow in order of rank; the first ones may have one sample more."""
     each, rest = divmod(samples, workers)
     start = rank * each + min(rank, rest)
     return slice(start, start + each + (1 if rank < rest else 0))
 
 
 def shift_images(name: str, pixels: int = 1) -> Augmentation:
-    """Return an augmentation that moves every image by up to ``pixels`` in height and in width; zeros move in.
+    """Return an augmentation that shifts every image by up to ``pixels`` in height and width, with zero padding.
 
     Args:
-        name: the input that holds the images, [batch, channels, height, width].
-        pixels: the largest shift; each of the 2 * pixels + 1 shifts along an axis is equally likely.
+        name: the image input, [batch, channels, height, width].
+        pixels: largest shift; all 2 * pixels + 1 shifts along an axis are equally likely.
     """
 
     def augment(batch: dict[str, np.ndarray], generator: np.random.Generator) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Missing values of a table: which cells count as such, what becomes of their rows, and classes named like them."""
+"""Missing values in tables: detection, and treatment of their rows."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from burnish.settings import is_number_text, suggestion
 from burnish.untrusted_files import memory_excess
 
 Missing = str
-"""What becomes of a row in which a value is missing: one of ``POLICIES``."""
+"""Treatment of rows with a missing value: one of ``POLICIES``."""
 AUTO, ERROR, DROP = "auto", "error", "drop"
 FILLS = ("mean", "median", "most_frequent")
-"""What stands in the place of a missing number; a missing category becomes the most frequent one."""
+"""Replacements of missing numbers; a missing category becomes the most frequent one."""
 POLICIES = (AUTO, ERROR, DROP, *FILLS)
 MARKS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
-"""What stands in a column of numbers where there is none, in small letters."""
+"""Lowercase marks of a missing value in a column of numbers."""
 _OTHER_DIGITS = re.compile(r"[_\x80-\U0010ffff]")
-"""What NumPy and Python read in numbers beside the digits 0 to 9: underscores, and the digits of other scripts."""
+"""Characters that NumPy and Python accept in numbers besides plain ASCII: underscores, and digits of other scripts."""
 CHARACTER_BYTES = 4
-"""Of a text in an array."""
 LARGEST_EXACT = 2.0**53
-"""Up to here float64 holds every whole number."""
+"""float64 represents every whole number up to here."""
 REMEDY = "fill it in, remove the row, leave such rows out (missing='drop', --missing drop), or fill them (--missing median)"
 PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
-"""The policy of a table to predict of, each row of which has an answer."""
+"""The policy for prediction, in which every row needs an answer."""
 
 
 KEPT = "kept"
-"""The policy of a reader that leaves to others what becomes of missing values."""
+"""The policy of readers that leave missing values to their caller."""
 
 
 class Columns(dict[str, np.ndarray]):
-    """Columns of a table by name, each [rows].
+    """Table columns by name, each [rows].
 
     Attributes:
-        rows: what to call each row in an error.
-        gaps: which values are missing, bool [rows], of columns in which some are; what stands there is of no meaning.
-        cells: what stands in each row of these columns, for an error.
+        rows: name of each row, for errors.
+        gaps: masks of missing values, bool [rows], for columns that have any; the values there are meaningless.
+        cells: original cells of these columns, for errors.
     """
 
     def __init__(
@@ -58,21 +57,21 @@ class Columns(dict[str, np.ndarray]):
         self.cells = {name: (cells or {})[name] for name in self.gaps}
 
     def without_gaps(self, missing: Missing, source: str) -> tuple[Columns, list[str]]:
-        """Return the columns without rows in which a value is missing, as ``without_missing`` does."""
+        """Return the columns without rows that have missing values; see ``without_missing``."""
         return without_missing(self, self.gaps, missing, source, self.rows, self.cells)
 
     def refuse_gaps(self, names: Collection[str], source: str) -> None:
-        """Raise DataError where a value of one of these columns is missing."""
+        """Raise DataError if one of these columns has a missing value."""
         without_missing(
             {}, {name: mask for name, mask in self.gaps.items() if name in names}, "error", source, self.rows, self.cells
         )
 
     def only(self, names: Collection[str]) -> Columns:
-        """Return the columns of these names, in their own order."""
+        """Return the columns with these names, in their present order."""
         return Columns({name: column for name, column in self.items() if name in names}, self.rows, self.gaps, self.cells)
 
     def part(self, indices: np.ndarray) -> Columns:
-        """Return some rows, by their numbers, int64 [n]."""
+        """Return some rows; ``indices`` is int64 [n]."""
         cells = {name: [held[index] for index in indices] for name, held in self.cells.items()}
         gaps = {name: mask[indices] for name, mask in self.gaps.items()}
         rows = [self.rows[index] for index in indices]
@@ -80,7 +79,7 @@ class Columns(dict[str, np.ndarray]):
 
     @classmethod
     def of_arrays(cls, columns: Mapping[str, np.ndarray]) -> Columns:
-        """Return columns in memory, in which None, NaN and infinities are missing."""
+        """Return columns of arrays; None, NaN and infinities are missing values."""
         held: dict[str, np.ndarray] = {}
         gaps: dict[str, np.ndarray] = {}
         for name, column in columns.items():
@@ -105,7 +104,7 @@ class Columns(dict[str, np.ndarray]):
 
 
 def check_missing(missing: str) -> None:
-    """Raise ConfigurationError for a policy that there is none of for data that are trained or evaluated on."""
+    """Raise ConfigurationError for an unknown policy."""
     if missing not in POLICIES:
         raise ConfigurationError(
             f"missing={missing!r} (--missing): give 'error', 'drop' to leave rows with missing values out, or 'mean', 'median' "
@@ -114,11 +113,11 @@ def check_missing(missing: str) -> None:
 
 
 def text_array(values: Sequence[str]) -> np.ndarray:
-    """Return texts as an array, each of whose elements has room for the longest.
+    """Return texts as an array, in which every element takes the space of the longest.
 
     Raises:
-        MemoryError: one is so long that all together would take more memory than reading a file of them may.
-        ValueError: one ends in a NUL character, which an array cannot hold.
+        MemoryError: the array would take too much memory.
+        ValueError: a text ends in a NUL character, which an array cannot hold.
     """
     if (ending := next((value for value in values if value.endswith("\0")), None)) is not None:
         raise ValueError(f"the text {ending!r} ends in a NUL character: remove it")
@@ -130,9 +129,9 @@ def text_array(values: Sequence[str]) -> np.ndarray:
 
 
 def column_of_text(values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return cells as int64 or float64 where those that are there are numbers, else as text; and which are missing, bool.
+    """Return cells as int64 or float64 if all present ones are numbers, else as text; and a bool mask of missing cells.
 
-    In a column of numbers a mark such as ``NA``, NaN and infinity are missing; in one of text only a cell that is empty is.
+    In a column of numbers, marks such as ``NA``, NaN and infinity are missing; in a column of text only empty cells are.
     """
     text = text_array(values)
     is_plain = not _OTHER_DIGITS.search("".join(values)) or all(
@@ -156,7 +155,7 @@ def column_of_text(values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _exact(numbers: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """Return whole numbers as int64 if floating point rounded one of them: among ``1e3``, an index stays what it is."""
+    """Return int64 if all numbers are whole and float64 rounded one, as with large ids next to ``1e3``."""
     large = np.abs(numbers) >= LARGEST_EXACT
     if not large.any() or not (np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**63)).all():
         return numbers
@@ -176,18 +175,18 @@ def without_missing(
     rows: Sequence[str],
     cells: Mapping[str, Sequence[object]],
 ) -> tuple[Columns, list[str]]:
-    """Return columns without the rows in which a value is missing, and how many these were, in words.
+    """Return columns without rows that have missing values, and a note on their number.
 
     Args:
         columns: the columns, each [rows].
-        gaps: which of their values are missing, bool [rows].
-        missing: ``error`` and ``predicted`` refuse the first, ``drop`` leaves their rows out, ``kept`` leaves them as they are.
-        source: what to call the data in an error.
-        rows: what to call each row.
-        cells: what stands in each row of each column, for an error.
+        gaps: masks of missing values, bool [rows].
+        missing: ``error`` and ``predicted`` raise an error, ``drop`` removes the rows, ``kept`` keeps them.
+        source: name of the data, for errors.
+        rows: name of each row.
+        cells: original cells of each column, for errors.
 
     Raises:
-        DataError: a value is missing, by row and column; or no row is left.
+        DataError: a value is missing (by row and column), or no row is left.
     """
     together = np.zeros(len(rows), dtype=bool)
     for mask in gaps.values():
@@ -212,13 +211,13 @@ def without_missing(
 
 
 def refuse_other_digits(name: str, values: Sequence[str], source: str, rows: Sequence[str]) -> None:
-    """Raise DataError where a cell among numbers is one for Python alone, such as ``1_0``; where all are, they are texts.
+    """Raise DataError if only some cells are numbers to Python alone, such as ``1_0``; if all are, they are texts.
 
     Args:
-        name: of the column.
+        name: name of the column.
         values: its cells.
-        source: what to call the data in an error.
-        rows: what to call each row.
+        source: name of the data, for errors.
+        rows: name of each row.
     """
     if not _OTHER_DIGITS.search("".join(values)):
         return
@@ -241,7 +240,7 @@ def _is_one_for_python(text: str) -> bool:
 
 
 def alike_but_for_case(names: Sequence[str]) -> list[str]:
-    """Return a note for each name that another one differs from in case alone."""
+    """Return a note for each pair of names that differ only in case."""
     notes: list[str] = []
     cases: dict[str, str] = {}
     for name in names:
@@ -253,7 +252,7 @@ def alike_but_for_case(names: Sequence[str]) -> list[str]:
 
 
 def marks_among(names: Sequence[str]) -> list[str]:
-    """Return a note for names of classes that often stand for a value that is missing."""
+    """Return a note on class names that usually mark a missing value."""
     marks = [f"'{name}'" for name in names if name.lower() in MARKS]
     if not marks:
         return []

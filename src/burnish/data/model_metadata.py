@@ -1,4 +1,4 @@
-"""The description of its data in a model's ``metadata_props``: preprocessing of pixels and texts, columns, names of classes."""
+"""The description of the training data in a model's ``metadata_props``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from burnish.validation import is_whole
 
 @dataclass(frozen=True)
 class DataDescription:
-    """The description of the data that a model was trained on, as far as it is known.
+    """The known facts about the data that a model was trained on. None means unknown or not applicable.
 
     Attributes:
-        preprocessing: what is done to the pixels of its images; None where that is not known, or there are none.
-        classes: the names of its classes, in the order of their indices; None where they have none.
-        numbers: what it calls its classes, in that order, where it gives them numbers that are not their indices.
-        text: how its texts became tokens; None where that is not known, or there are none.
-        table: the columns of its table, where some hold categories; None where that is not known, or none do.
-        sound: what is done to its sounds; None where that is not known, or there are none.
-        labels: the columns of its targets, where these are values, or yes and no, of a table; None where that is not known.
-        is_initial: whether the weights are initial ones, which no data have trained.
+        preprocessing: preprocessing of image pixels.
+        classes: class names, in the order of their indices.
+        numbers: the model's own class numbers, if they differ from the indices.
+        text: tokenization of texts.
+        table: table columns, if some are categorical.
+        sound: preprocessing of sounds.
+        labels: table columns of numeric or yes/no targets.
+        is_initial: True if the weights are untrained.
     """
 
     preprocessing: Preprocessing | None = None
@@ -43,7 +43,7 @@ class DataDescription:
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """Return what a data set says of itself by attributes of these names; by ``described`` of its tokens."""
+        """Return the description of a dataset, from its attributes of these names (``described`` for text)."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
         text, table = getattr(dataset, "described", None), getattr(dataset, "table", None)
         sound, labels = getattr(dataset, "sound", None), getattr(dataset, "labels", None)
@@ -59,10 +59,10 @@ class DataDescription:
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], source: str = "the model") -> DataDescription:
-        """Return what ``metadata`` wrote.
+        """Return the description that ``metadata`` wrote.
 
         Raises:
-            DataError: an entry that is not what was written.
+            DataError: an entry is damaged.
         """
         described, classes = _entry(metadata, PIXELS, dict, source), _entry(metadata, CLASSES, list, source)
         if classes is not None and not all(isinstance(name, str) for name in classes):
@@ -98,7 +98,7 @@ class DataDescription:
         return cls(read, named, numbered, text, table, sound, labels, INITIAL.key in metadata)
 
     def metadata(self) -> dict[str, str]:
-        """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
+        """Return the known facts as entries for ``metadata_props``: JSON by key."""
         said: list[tuple[Annotation[Any], Any]] = [
             (PIXELS, None if self.preprocessing is None else self.preprocessing.options()),
             (TEXT, None if self.text is None else self.text.options()),
@@ -109,7 +109,7 @@ class DataDescription:
             (CLASS_NUMBERS, None if self.numbers is None else list(self.numbers)),
         ]
         texts = {annotation.key: annotation.write(what) for annotation, what in said if what is not None}
-        # Of names of files that are no UTF-8 (lone surrogates) JSON's escapes hold all, and a model's metadata nothing.
+        # JSON escapes can hold file names that are not UTF-8 (lone surrogates); a model's metadata cannot.
         return {key: text.encode("utf-8", "backslashreplace").decode() for key, text in texts.items()}
 
 

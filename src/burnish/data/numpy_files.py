@@ -1,4 +1,4 @@
-"""NumPy files: an ``.npz`` archive with an array for each input, or ``.npy`` files that are read batch by batch."""
+"""NumPy files: an ``.npz`` archive, or ``.npy`` files that are read batch by batch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from burnish.program import Entry
 from burnish.untrusted_files import UNREADABLE, memory_excess
 
 ENCRYPTED = 0x1
-"""The flag of an encrypted entry of a zip archive."""
+"""Flag of an encrypted zip entry."""
 LARGEST_COMPRESSION = 1032
-"""What deflate makes of one byte at most; more is not there, whatever an archive says of itself."""
+"""Deflate's largest ratio; an archive that claims more is damaged."""
 DAMAGE = (
     *UNREADABLE,
     *(EOFError, NotImplementedError, RuntimeError, SyntaxError, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
 )
-"""What NumPy and zipfile raise of bytes that are no archive, no array, or no header of one."""
+"""Exceptions that NumPy and zipfile raise for damaged files."""
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -41,13 +41,13 @@ def open_npz(
     pixels: PixelsLike | None = None,
     group: str | None = None,
 ) -> ArrayDataset:
-    """Read an ``.npz`` file. Nothing in it is unpickled.
+    """Read an ``.npz`` file, without unpickling.
 
-    The archive holds one array per input under the input's own name; a single data input may be called ``x`` and the
-    label ``y``. Arrays of bytes are pixels, and become what ``pixels`` says.
+    The archive holds one array per input, by the input's name; a single data input may be called ``x`` and the label ``y``.
+    Arrays of bytes are pixels (see ``pixels``).
 
     Raises:
-        DataError: not an archive of arrays, a missing array, Python objects, or samples that do not fit the model.
+        DataError: the file is not an archive of arrays, lacks one, holds Python objects, or does not fit the model.
     """
     arrays = read_npz(path)
     available, groups = _available(arrays), None
@@ -78,10 +78,10 @@ def open_npz(
 def npz_inputs(
     path: Path, spec: DataSpec, pixels: PixelsLike | None = None
 ) -> tuple[dict[str, np.ndarray], Preprocessing | None, str | None]:
-    """Return the arrays of the model's inputs, what was done to those that are pixels, and a note on arrays that nothing reads.
+    """Return the arrays of the model's inputs, the preprocessing of pixels, and a note on unused arrays.
 
     Raises:
-        DataError: as ``open_npz``.
+        DataError: see ``open_npz``.
     """
     arrays = read_npz(path)
     return *_inputs(arrays, path, spec, pixels), _note(arrays, spec, path)
@@ -94,7 +94,6 @@ def _inputs(
 
 
 def _chosen(arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec) -> dict[str, np.ndarray]:
-    """Return the array of each input."""
     chosen: dict[str, np.ndarray] = {}
     for entry in spec.data:
         name = entry.name if entry.name in arrays or len(spec.data) > 1 else "x"
@@ -108,7 +107,7 @@ def _chosen(arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec) -> dic
 
 
 def _note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
-    """Return what a person should know of the arrays: which nothing reads, and which are turned to the model's layout."""
+    """Return a note on unused arrays and on those transposed to the model's layout."""
     unread = unread_note(arrays, spec, path)
     turned = turned_inputs(_chosen(arrays, path, spec), spec.data)
     if turned is None:
@@ -117,10 +116,7 @@ def _note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str |
 
 
 def unread_note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
-    """Return a line that names the arrays that nothing reads, or None where all are read.
-
-    Where there is nothing to compare with, the usual names of labels are no surprise.
-    """
+    """Return a note on unused arrays, or None; for prediction, labels may be unused."""
     read = {name if name in arrays or len(spec.data) > 1 else "x" for name in (entry.name for entry in spec.data)}
     if spec.label is not None:
         read |= {spec.label.name if spec.label.name in arrays or spec.further_labels else "y"}
@@ -138,10 +134,10 @@ def _available(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive by name, without unpickling. No memory is taken for more than the file can hold.
+    """Return the arrays of an archive by name, without unpickling. Their size is checked before memory is allocated.
 
     Raises:
-        DataError: the file is damaged, is no ``.npz`` archive, or holds Python objects.
+        DataError: the file is damaged, not an ``.npz`` archive, or holds Python objects.
     """
     try:
         archive = np.load(path, allow_pickle=False)
@@ -158,7 +154,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except MemoryError as error:
         raise DataError(f"{path}: its arrays take more memory than there is ({error}); give a part of them") from error
     except PermissionError:
-        raise  # the file may be whole
+        raise  # the file may be intact
     except DAMAGE as error:
         if "pickle" in str(error):
             raise DataError(
@@ -171,7 +167,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
-    """Check that an entry is an array of numbers or text, and as long as its header says, before memory is taken for it."""
+    """Check that an entry is a plain array with the size in its header, before memory is allocated."""
     name = entry.filename.removesuffix(".npy")
     if entry.flag_bits & ENCRYPTED:
         raise DataError(f"{path}: the array '{name}' is encrypted; write it with numpy.savez(path, x=..., y=...)")
@@ -200,27 +196,27 @@ SUFFIX = ".npy"
 
 
 class MappedArrays:
-    """A folder with an array for each input, ``<input>.npy``; a single input may be ``x.npy``, and the labels ``y.npy``. That
-    of an input without samples is taken whole. Or one file of any name, with the labels in another one.
+    """A folder of ``<input>.npy`` files, or a single ``.npy`` file with its labels in another one.
 
-    Arrays of inputs are read and fitted to the model batch by batch (``FileRows``); labels are read whole. Nothing is unpickled.
+    In a folder, a single input may be ``x.npy`` and the labels ``y.npy``. Inputs are read and fitted batch by batch
+    (``FileRows``); labels, and inputs without samples, are read whole. Nothing is unpickled.
 
     Args:
         path: the folder or the file.
-        spec: what the program takes.
-        classes: names of the classes in the order of their indices.
-        pixels: what is done to arrays of bytes, as ``open_dataset`` takes it.
-        label: of a file, the one with the labels.
-        group: the array with the group of each sample.
+        spec: inputs of the program.
+        classes: class names in the order of their indices.
+        pixels: preprocessing of byte arrays; see ``open_dataset``.
+        label: label file of a single file.
+        group: name of the array of groups.
 
     Attributes:
-        classes: names of the classes, where the labels are names.
-        preprocessing: what is done to arrays of bytes; None where there are none.
-        note: what a person should know of the arrays.
-        groups: the group of each sample, of the array that ``group`` names; None without.
+        classes: class names, if the labels are names.
+        preprocessing: preprocessing of byte arrays, or None.
+        note: remarks for the user.
+        groups: the group of each sample, or None.
 
     Raises:
-        DataError: an array is missing, damaged, of Python objects or of another length than the others, or does not fit.
+        DataError: an array is missing, damaged, of Python objects, of another length than the others, or does not fit.
     """
 
     def __init__(
@@ -274,8 +270,7 @@ class MappedArrays:
         """Return the samples at ``indices``.
 
         Raises:
-            DataError: a value that is not finite, or that the model's input cannot hold, by its sample; or a file has become
-                shorter, or cannot be read any more.
+            DataError: a value is not finite or does not fit the input's dtype; or a file was truncated or cannot be read.
         """
         indices = np.asarray(indices, np.int64)
         batch = {}
@@ -288,23 +283,22 @@ class MappedArrays:
 
     @property
     def divisible(self) -> int:
-        """How many samples there are."""
         return len(self)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each sample, and what says so, in words; None where the labels are no class indices."""
+        """Return the class of each sample and what defines it, in words; None if the labels are not class indices."""
         labels = None if label is None else self._labels.get(label.name)
         if labels is None or label is None or label.dtype.is_floating_point() or labels.size != len(self):
             return None
         return labels.reshape(-1), f"'{self._paths_of_labels[label.name].stem}'"
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
-        """Return some samples, which are read from the files when they are asked for."""
+        """Return some samples, which stay in the files."""
         return Part(self, indices, like)
 
 
 def _labels_beside(path: Path, spec: DataSpec, label: str | None) -> Path:
-    """Return the file with the labels of an array in a file."""
+    """Return the label file of a single array file."""
     spec.only_label(str(path))
     if label is None:
         raise DataError(
@@ -319,10 +313,9 @@ def _labels_beside(path: Path, spec: DataSpec, label: str | None) -> Path:
 
 
 def _groups(path: Path, group: str, length: int) -> np.ndarray:
-    """Return the group of each sample of a folder of arrays."""
     there = ", ".join(f"'{each.stem}'" for each in sorted(path.glob(f"*{SUFFIX}")))
     file = path / f"{group}{SUFFIX}"
-    known = file.name in {each.name for each in path.glob(f"*{SUFFIX}")}  # nothing outside of the folder is read
+    known = file.name in {each.name for each in path.glob(f"*{SUFFIX}")}  # reads only files in the folder
     groups = group_values(np.array(_open(file)) if known else None, group, str(path), there)
     if len(groups) != length:
         raise DataError(f"{path}: '{group}' has {len(groups)} entries, and there are {length} samples; each needs one")
@@ -339,7 +332,7 @@ def _file(path: Path, name: str, short: str, alone: bool) -> Path:
 
 
 def _rows(path: Path) -> FileRows | np.ndarray:
-    """An array in a file as rows that are read when they are wanted; one in Fortran order whole."""
+    """Return an array in a file as rows to read on demand; in Fortran order it is read whole."""
     mapped = _open(path)
     return file_rows(mapped) or np.array(mapped)
 

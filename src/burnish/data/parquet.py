@@ -14,21 +14,21 @@ from burnish.installing import install_command
 from burnish.untrusted_files import allowed_memory, memory_excess
 
 WIDTHS = {"BOOLEAN": 2, "INT32": 5, "INT64": 9, "INT96": 9, "FLOAT": 5, "DOUBLE": 9}
-"""Bytes that a value takes, by its type in the file, with one that says whether it is missing."""
+"""Bytes per value by physical type, with one for the missing mask."""
 TEXT_WIDTH = 5
 ROWS_AT_ONCE = 65536
 
 
 def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
-    """Return the columns of a file by name, numbers or text; and notes on its rows.
+    """Return the columns of a file by name, as numbers or text, and notes on its rows.
 
     Args:
         path: the file.
-        missing: ``error``, or ``drop``: leave out and count the rows in which a value is missing.
-        left_out: which columns are not read, by the names of all.
+        missing: ``error``, or ``drop`` to leave out and count rows with a missing value.
+        left_out: function from all column names to those that are not read.
 
     Raises:
-        DataError: pyarrow is missing, no Parquet file, a nested column, or a missing value, by row and column.
+        DataError: pyarrow is missing, the file is not Parquet, a column is nested, or a value is missing (by row and column).
     """
     read = _table(path)
     read = {name: column for name, column in read.items() if name not in left_out(list(read))}
@@ -40,7 +40,7 @@ def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lam
     together = np.logical_or.reduce(list(gaps.values())) if gaps else np.zeros(0, bool)
     rows = [f"row {row}" for row in range(len(together))]
     kept, notes = without_missing({}, gaps, missing, str(path), rows, cells)
-    # pyarrow leaves the rows out: it makes floating point of a column of integers with gaps.
+    # Rows are dropped in pyarrow, which would convert integer columns with gaps to floating point.
     whole = {name: column.filter(~together) if notes else column for name, column in read.items()}
     if missing == KEPT:
         whole = {name: _filled(column) if gaps[name].any() else column for name, column in whole.items()}
@@ -49,7 +49,7 @@ def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lam
 
 
 def _filled(column: Any) -> Any:
-    """Return a column with something in the place of what is missing, so that integers stay integers."""
+    """Fill the gaps of a column, so that integers stay integers."""
     from pyarrow import types
 
     if types.is_dictionary(column.type):
@@ -60,10 +60,10 @@ def _filled(column: Any) -> Any:
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
-    """Return the columns of a file by name, None where there is no value.
+    """Return the columns of a file by name, with None for missing values.
 
     Raises:
-        DataError: pyarrow is missing, or no Parquet file.
+        DataError: pyarrow is missing, or the file is not Parquet.
     """
     return {name: column.to_pylist() for name, column in _table(path).items()}
 
@@ -82,7 +82,7 @@ def _table(path: Path) -> dict[str, Any]:
         names = table.column_names
     except MemoryError as error:
         raise DataError(f"{path}: larger than it looks: {error}") from error
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a column name is not UTF-8
         raise DataError(
             f"{path}: damaged, or no Parquet file ({error}); write it again, or check that it was copied whole"
         ) from error
@@ -90,15 +90,15 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _bounded(file: Any, path: Path) -> Any:
-    """Read a table: at once, if what it says of itself fits into memory; in parts that are counted, if texts are repeated in it.
+    """Read a table: at once if its declared size fits into memory, or in counted parts if repeated texts might not.
 
     Raises:
-        MemoryError: it takes more memory than reading the file may.
+        MemoryError: it takes too much memory.
     """
     import pyarrow
 
     size, metadata = path.stat().st_size, file.metadata
-    # If the description of a column is damaged, asking for it ends the process, and reading a row raises an error.
+    # Reading one row first raises an error for a damaged column description; access to its metadata would crash.
     for group in range(metadata.num_row_groups):
         next(file.iter_batches(batch_size=1, row_groups=[group]), None)
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
@@ -118,7 +118,7 @@ def _bounded(file: Any, path: Path) -> Any:
 
 
 def _size(column: Any) -> int:
-    """The bytes of a part of a column, each text as often as it stands there."""
+    """Return the bytes of a column part, with each repeated text counted in full."""
     import pyarrow
     import pyarrow.compute
 

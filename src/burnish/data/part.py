@@ -1,4 +1,4 @@
-"""A part of any data set, whose samples are read from the whole."""
+"""Parts of datasets that cannot be divided themselves."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """Some samples of a data set, which are read from it when they are asked for.
+    """Some samples of a dataset, read from it on demand.
 
     Args:
-        dataset: the whole.
-        indices: the numbers of the samples, int64 [n].
-        like: as ``DividedDataset.part`` takes it.
+        dataset: the whole dataset.
+        indices: sample numbers, int64 [n].
+        like: see ``DividedDataset.part``.
 
     Attributes:
-        classes, preprocessing, table, described: those of the whole, where it has them.
-        note: that of the whole, which the first of its parts says.
+        classes, preprocessing, table, described: those of the whole, if it has them.
+        note: the whole's note; only on its first part.
     """
 
     def __init__(self, dataset: Any, indices: np.ndarray, like: DataDescription | None = None):
@@ -35,12 +35,11 @@ class Part:
 
     @property
     def remark(self) -> str | None:
-        """What became known of the whole as it was read, which the first of its parts says."""
+        """The whole's remark; only on its first part."""
         remark: str | None = getattr(self._whole, "remark", None) if self._is_first else None
         return remark
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the samples at ``indices`` of this part."""
         batch: dict[str, np.ndarray] = self._whole.batch(self._indices[indices])
         return batch
 
@@ -49,22 +48,20 @@ class AugmentedPart(Part):
     """A part of an ``AugmentedDataset``."""
 
     def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return samples as an epoch has them: as the whole changes them."""
         batch: dict[str, np.ndarray] = self._whole.augmented(self._indices[indices], seed, epoch)
         return batch
 
 
 class EpochPart(Part):
-    """A part of an ``EpochDataset``, in whose order its samples are visited."""
+    """A part of an ``EpochDataset``, visited in the whole's order."""
 
     def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-        """Return the order of an epoch, int64 [samples]: that of the whole, without the samples of other parts."""
+        """Return the whole's order of an epoch, restricted to this part, int64 [samples]."""
         places = np.full(len(self._whole), -1, np.int64)
         places[self._indices] = np.arange(len(self))
         order = places[self._whole.order(batch_size, seed, epoch)]
         return order[order >= 0]
 
     def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return samples as an epoch has them."""
         batch: dict[str, np.ndarray] = self._whole.batch_of_epoch(self._indices[indices], seed, epoch)
         return batch

@@ -1,5 +1,5 @@
-"""Images with what is where in them: objects with their boxes, in COCO's and PASCAL VOC's formats, and masks of classes.
+"""Annotated images: objects with boxes (COCO and PASCAL VOC formats), and segmentation masks.
 
-``images`` reads and flips them, ``objects`` makes batches of boxes, ``coco`` and ``voc`` read the two formats, ``masks`` pairs of
-images and masks. Images with one class each are in ``burnish.data.image``.
+``images`` reads and flips them, ``objects`` makes batches of boxes, ``coco`` and ``voc`` read the two formats, and ``masks``
+pairs images with masks. Images with one class each are in ``burnish.data.image``.
 """

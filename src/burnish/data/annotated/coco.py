@@ -1,4 +1,4 @@
-"""Objects in COCO's format: one JSON file of instances, and the pictures that it names."""
+"""Objects in COCO format: one JSON file of instances and the pictures it names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from burnish.validation import is_whole
 
 PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")
 NUMBERS = ("bbox", "height", "width")
-"""What each record has besides ids and names."""
+"""Keys with numbers; the others are ids and names."""
 LARGEST_FILE = 1 << 30
-"""Bytes of a file of instances; those of COCO's training set take 450 MB."""
+"""Largest instances file, in bytes. The file of COCO's training set takes 450 MB."""
 
 
 def instance_files(folder: Path) -> list[Path]:
-    """Return the files of instances in a folder: those of the first pattern that there are any of."""
+    """Return the instances files in a folder that match the first pattern with any match."""
     return next((found for pattern in PATTERNS if (found := sorted(folder.glob(pattern)))), [])
 
 
@@ -40,17 +40,17 @@ def open_coco(
 ) -> ObjectImages:
     """Return the pictures and objects of a COCO file.
 
-    Classes are numbered in the order of their ids. Pictures are looked for beside the file, and in the folders of the data: under
-    the name in it, in ``images``, and in the folder that is called as the file is behind ``instances_``. Annotations that cannot
-    be used are left out and counted.
+    Classes are numbered in the order of their ids. Pictures are searched in the dataset folder and in the file's own folder: by
+    their name, in ``images``, and in the folder with the file's name without ``instances_``. Unusable annotations are left out
+    and counted.
 
     Args:
-        path: the JSON file, or a folder with one, in it or in ``annotations``.
-        spec, classes, size, pixels: as ``open_dataset`` takes them.
+        path: the JSON file, or a folder that has one in it or in ``annotations``.
+        spec, classes, size, pixels: see ``open_dataset``.
 
     Raises:
-        DataError: no such file, several, or one that is damaged or too large; a file name that leads out of the folder; or data
-            that do not fit the program.
+        DataError: there is no such file or several; the file is damaged or too large; a file name leads out of the folder; or the
+            data do not fit the program.
     """
     file = _file_of(path)
     root = file.parent.parent if file.parent.name == "annotations" else file.parent
@@ -146,12 +146,11 @@ def _shown(value: Any) -> str:
 
 
 def _is_held(value: Any) -> bool:
-    """Return whether something is a number that float32 can hold, as the losses take it."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float(np.finfo(np.float32).max)
 
 
 def _corners(box: Any) -> tuple[float, ...]:
-    """Return the corners of ``[left, top, width, height]``; nothing where it is none."""
+    """Return left, top, right, bottom of a box ``[left, top, width, height]``; empty if it is no such box."""
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_held, box)):
         return ()
     left, top, width, height = (float(side) for side in box)
@@ -159,7 +158,7 @@ def _corners(box: Any) -> tuple[float, ...]:
 
 
 def _picture(root: Path, file: Path, name: str) -> Path:
-    """Return the file of a picture, or where it would be."""
+    """Return the path of a picture, or the first candidate if it does not exist."""
     split = file.stem.removeprefix("instances_")
     within = [file_within(root, f"{folder}{name}", str(file)) for folder in ("", "images/", f"{split}/", f"images/{split}/")]
     if file.parent != root:

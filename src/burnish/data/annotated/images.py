@@ -1,4 +1,4 @@
-"""Images whose annotations have places in them: what is done to an image is done to these too."""
+"""Images with annotations that have positions, such as boxes and masks. A flip applies to both."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from burnish.errors import ConfigurationError, DataError
 
 
 class AnnotatedImages(DecodedImages):
-    """Images with annotations: one that cannot be decoded is replaced, with these, by the next that can.
+    """Images with annotations. An image that cannot be decoded is replaced, with its annotations, by the next readable one.
 
     Args:
-        files, reader, source, notes: as ``DecodedImages`` takes them.
+        files, reader, source, notes: see ``DecodedImages``.
 
     Attributes:
-        flip: how often ``augmented`` lets left and right change places.
+        flip: probability that ``augmented`` mirrors an image.
     """
 
     def __init__(self, files: Sequence[Path], reader: ImageReader, source: str, notes: Sequence[str] = ()):
@@ -44,25 +44,25 @@ class AnnotatedImages(DecodedImages):
         return changed
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return images as they are, and their annotations, by the names of the program's inputs.
+        """Return images without augmentation, and their annotations, by the names of the program's inputs.
 
         Raises:
-            DataError: an image of more than 8 bits, or none can be read.
+            DataError: an image has more than 8 bits, or no image can be read.
         """
         return self._batch(indices, np.zeros(len(indices), bool))
 
     def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return images as an epoch of training has them; each is a function of seed, epoch and its index.
+        """Return augmented images. Each one depends only on the seed, the epoch and its index.
 
         Raises:
-            DataError: as ``batch``.
+            DataError: see ``batch``.
         """
         drawn = [np.random.default_rng((seed, CHANGES, epoch, int(index))).random() for index in indices]
         return self._batch(indices, np.asarray(drawn) < self.flip)
 
     @abstractmethod
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the annotations of images, by the names of the inputs."""
+        """Return the annotations of images, by input name."""
 
     def _batch(self, indices: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
         read = [self._read(int(index)) for index in indices]
@@ -72,7 +72,7 @@ class AnnotatedImages(DecodedImages):
 
 
 class LeftOut:
-    """Counts what is left out of data, and names the first of each reason."""
+    """Counts the items that are left out, and names the first ones for each reason."""
 
     def __init__(self, of: str):
         self._of = of
@@ -80,11 +80,11 @@ class LeftOut:
         self.total = 0
 
     def add(self, reason: str, name: object) -> None:
-        """Note one."""
+        """Add an item under its reason."""
         self._named.setdefault(reason, []).append(str(name))
 
     def notes(self) -> list[str]:
-        """Return a line for each reason."""
+        """Return one line for each reason."""
         return [
             f"{len(names):,} of {self.total:,} {self._of} left out, {reason}: {some_of(names)}"
             for reason, names in self._named.items()
@@ -92,10 +92,10 @@ class LeftOut:
 
 
 def file_within(root: Path, name: str, source: str) -> Path:
-    """Return the file of a name in a folder.
+    """Return the path of a file in a folder.
 
     Raises:
-        DataError: the name leads out of the folder, or no file can have it.
+        DataError: the name leads out of the folder, or is not a valid file name.
     """
     file = root / name
     try:

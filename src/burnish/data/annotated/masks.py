@@ -1,4 +1,4 @@
-"""Pairs of pictures and masks, for segmentation: the value of a mask's pixel is the class of the picture's."""
+"""Pairs of pictures and masks for semantic segmentation. Each mask pixel holds a class index."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
 
 PICTURES, MASKS = "images", "masks"
 MODES = ("L", "P", "1")
-"""Of masks, as Pillow calls them: gray, with a palette, and of one bit."""
+"""Pillow modes of masks: gray, palette and 1 bit."""
 STRETCHED = ("L;2", "L;4")
-"""How Pillow reads gray of 2 and 4 bits: the class 1 becomes 85 and 17."""
+"""Raw modes of 2- and 4-bit gray, which Pillow scales: class 1 becomes 85 and 17."""
 VOID = 255
-"""The value of a pixel that has no class, by the use of VOC and Cityscapes."""
+"""Pixel value for "no class", as in VOC and Cityscapes."""
 
 
 def is_masks(path: Path) -> bool:
-    """Return whether a folder holds pictures and masks."""
+    """True if a folder has pictures and masks."""
     return (path / PICTURES).is_dir() and (path / MASKS).is_dir()
 
 
 def is_of_positions(spec: DataSpec) -> bool:
-    """Return whether a program compares with one array of labels, which has a place for each pixel."""
+    """True if the loss takes a single label array with one entry for each pixel."""
     return spec.label is not None and not spec.further_labels and len(spec.label.extents) in (3, 4)
 
 
 class MaskImages(AnnotatedImages):
     """Pictures in ``images`` and masks of the same names in ``masks``, with one channel of class indices or a palette.
 
-    A mask is resized to the labels of the loss, its values as they are (nearest), and follows a cut of the centre and a flip. 255
-    is what the loss ignores (``ignore_index``). For a loss of yes or no, any value above 0 is a yes, and 255 too where the masks
-    hold no other. Pairs that cannot be used are left out and counted.
+    A mask is resized to the shape of the labels (nearest neighbor) and gets the same center crop and flip as its picture. 255
+    becomes the loss's ``ignore_index``. For a binary loss, every value above 0 is positive; 255 is too if the masks have no other
+    positive value. Unusable pairs are left out and counted.
 
     Args:
-        path: the folder; or one of VOC, or a list of its pictures, whose masks lie in ``SegmentationClass``.
-        spec: what the program takes.
-        size, pixels: as ``open_dataset`` takes them.
+        path: the folder, a VOC folder, or a list of its pictures; VOC masks are in ``SegmentationClass``.
+        spec: inputs of the program.
+        size, pixels: see ``open_dataset``.
 
     Raises:
-        DataError: no pair can be used, a loss that compares no positions, or one of classes for masks of 0 and 255 alone.
-            ``batch`` raises it for a class that the model does not have.
+        DataError: no pair can be used, the loss does not take a class for each pixel, or masks of only 0 and 255 meet a loss of
+            classes. ``batch`` raises it for a class that the model does not have.
     """
 
     def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
@@ -97,7 +97,7 @@ class MaskImages(AnnotatedImages):
         self._masks = [whole._masks[place] for place in places]
 
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the labels of each position."""
+        """Return the class of each pixel."""
         masks = [
             mask[:, ::-1] if flip else mask
             for mask, flip in zip((self._mask(self._masks[place]) for place in places), flipped, strict=True)
@@ -135,7 +135,7 @@ class MaskImages(AnnotatedImages):
 
 
 def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
-    """Give the values of the pixels of each mask, in ascending order; files that are no masks are passed over."""
+    """Yield the sorted pixel values of each mask; files that are not masks are skipped."""
     for file in files:
         with suppress(UnreadableImage), opened(file) as (image, size):
             if image.mode in MODES and not _is_lossy(image):
@@ -145,7 +145,7 @@ def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
 
 
 def _hold_void_alone(files: Sequence[Path]) -> bool:
-    """Return whether masks hold 255, and besides it 0 alone; reads as far as the first that has a class above 0."""
+    """True if the masks have 255 and no other value above 0. Reading stops at the first other class."""
     has_void = False
     for values in mask_values(files):
         if ((values > 0) & (values < VOID)).any():
@@ -155,7 +155,7 @@ def _hold_void_alone(files: Sequence[Path]) -> bool:
 
 
 def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
-    """Return class indices, with what has no class as the loss ignores it."""
+    """Return class indices, with 255 replaced by the index that the loss ignores."""
     if label.ignored is not None:
         values = np.where(values == VOID, label.ignored, values)
     elif (label.maximum is None or label.maximum < VOID) and (values == VOID).any():
@@ -175,7 +175,7 @@ def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
 
 
 def mask_files(path: Path) -> list[Path]:
-    """Return the masks of a folder of pictures and masks, or of one of VOC or a list of its pictures."""
+    """Return the masks of a masks folder, a VOC folder, or a list of VOC pictures."""
     if is_masks(path):
         return image_files(path / MASKS)
     files = image_files(voc.root_of(path) / voc.MASKS)
@@ -184,14 +184,14 @@ def mask_files(path: Path) -> list[Path]:
 
 
 def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
-    """The pictures and their masks, which have the same names."""
+    """Return the pictures and masks that have the same names."""
     root, pictures, folder = (path, PICTURES, MASKS) if is_masks(path) else (voc.root_of(path), voc.PICTURES, voc.MASKS)
     masks = {mask.relative_to(root / folder).with_suffix(""): mask for mask in mask_files(path)}
     files = image_files(root / pictures)
     if not files:
         raise DataError(f"{path}: no pictures in '{pictures}'; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
     absent: list[str] = []
-    if not is_masks(path):  # a VOC folder has many more pictures than masks, and a list says which are meant
+    if not is_masks(path):  # a VOC folder has many more pictures than masks, and a list selects some
         wanted = [mask.stem for mask in mask_files(path)] if path.is_dir() else voc.listed_names(path)
         absent = sorted({*wanted} - {file.stem for file in files})
         files = [file for file in files if file.stem in {*wanted}]
@@ -211,12 +211,12 @@ def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
 
 
 def _is_lossy(image: Image.Image) -> bool:
-    """Return whether an image went through JPEG, which changes the values of pixels; a TIFF file may hold such, too."""
+    """True if JPEG changed the pixel values; TIFF files may contain JPEG, too."""
     return image.format in LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg")
 
 
 def _misfit(file: Path, mask: Path) -> str | None:
-    """Return why a pair cannot be used, from the headers of both; None where it can be."""
+    """Return the reason why a pair cannot be used, from the headers of both files; None if it can."""
     try:
         size, other = upright_size(file), upright_size(mask)
         with opened(mask) as (image, _):

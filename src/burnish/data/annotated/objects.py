@@ -1,4 +1,4 @@
-"""Objects with their boxes as the steps of a program take them: padded to one number for all pictures."""
+"""Batches of objects with boxes, padded to the same number of objects in every picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from burnish.losses.detection import AREAS, BOXES, CROWD, LABELS, PADDING, SIZES
 from burnish.program import Entry
 
 LEAST_SIDE = 1e-6
-"""Of a box, as a fraction of the picture: what is left of one that was cut off with the rim is none."""
+"""Shortest side of a box, as a fraction of the picture. Shorter boxes, such as remains of a crop, are dropped."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Scene:
     """The objects of a picture.
 
     Attributes:
-        file: of the picture.
-        height, width: in pixels.
-        boxes: two corners in pixels, float64 ``[M, 4]``.
+        file: path of the picture.
+        height, width: size in pixels.
+        boxes: left, top, right, bottom in pixels, float64 ``[M, 4]``.
         labels: class indices, int64 ``[M]``.
-        crowd: whether an object is a region of many, or does not count, bool ``[M]``.
-        areas: in pixels, float64 ``[M]``.
+        crowd: True for a region of many objects or an object that does not count, bool ``[M]``.
+        areas: areas in pixels, float64 ``[M]``.
     """
 
     file: Path
@@ -44,29 +44,29 @@ class Scene:
     areas: np.ndarray
 
     def only(self, kept: np.ndarray) -> Scene:
-        """Return the same with some of its objects."""
+        """Return the scene with only some of its objects."""
         return replace(self, boxes=self.boxes[kept], labels=self.labels[kept], crowd=self.crowd[kept], areas=self.areas[kept])
 
 
 class ObjectImages(AnnotatedImages):
-    """Images with objects, for the losses of detectors: ``labels``, ``boxes``, and what ``crowd=true`` asks for.
+    """Images with objects, for detection losses: ``labels``, ``boxes``, and the further inputs of ``crowd=true``.
 
-    Boxes are fractions of the picture as the model sees it: they follow a cut of the centre and a flip. All batches have as many
-    places as the picture with most objects.
+    Boxes are fractions of the image that the model sees, after center crop and flip. All batches have room for as many objects as
+    the fullest picture has.
 
     Args:
-        scenes: what was annotated.
-        classes: the names of the classes, in the order of their indices.
-        spec: what the program takes.
-        size, pixels: as ``open_dataset`` takes them.
-        source: what to call the data in an error.
-        notes: what a person should know of the data.
+        scenes: the annotated pictures.
+        classes: class names, in the order of their indices.
+        spec: inputs of the program.
+        size, pixels: see ``open_dataset``.
+        source: name of the data in error messages.
+        notes: remarks on the data for the user.
 
     Attributes:
-        classes: the names of the classes.
+        classes: class names.
 
     Raises:
-        DataError: the loss compares with something else, more classes than the model has, or no picture is left.
+        DataError: the loss is not a detection loss, the data have more classes than the model, or no picture is left.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class ObjectImages(AnnotatedImages):
         super().__init__([scene.file for scene in usable], reader, source, notes)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the rarest class in each picture, so that every class stays in the training part; one below all: no object."""
+        """Return the rarest class in each picture, for a split that keeps every class in the training part; -1 if it has no
+        object.
+        """
         counts = self._pictures_with()
         rarest = [min(scene.labels.tolist(), key=lambda label: (counts[label], label), default=-1) for scene in self._scenes]
         return np.asarray(rarest, np.int64), "the rarest class in a picture"
@@ -115,7 +117,7 @@ class ObjectImages(AnnotatedImages):
         return part
 
     def _pictures_with(self) -> np.ndarray:
-        """Return in how many pictures each class is, int64 [classes]."""
+        """Return the number of pictures that have each class, int64 [classes]."""
         held = [np.unique(scene.labels) for scene in self._scenes]
         return np.bincount(np.concatenate([*held, np.zeros(0, np.int64)]), minlength=len(self.classes))
 
@@ -123,7 +125,7 @@ class ObjectImages(AnnotatedImages):
         self._scenes = [whole._scenes[place] for place in places]
 
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
-        """Return labels, boxes, and what else the loss takes."""
+        """Return labels, boxes and the other inputs of the loss."""
         count = len(places)
         arrays = {
             LABELS: np.full((count, self._places), PADDING),
@@ -145,7 +147,7 @@ class ObjectImages(AnnotatedImages):
         return {name: arrays[name].astype(entry.numpy_dtype) for name, entry in self._entries.items()}
 
     def _boxes(self, scene: Scene) -> np.ndarray:
-        """Return boxes as fractions of what the model sees."""
+        """Return boxes as fractions of the image that the model sees."""
         fractions = scene.boxes / [scene.width, scene.height, scene.width, scene.height]
         sides, corner = resized_sides(scene.width, scene.height, self.preprocessing)
         if corner is not None:
@@ -156,10 +158,10 @@ class ObjectImages(AnnotatedImages):
 
 
 def object_entries(spec: DataSpec, source: str) -> dict[str, Entry]:
-    """Return the inputs of a loss of detectors, by name.
+    """Return the inputs of a detection loss, by name.
 
     Raises:
-        DataError: the loss compares with something else.
+        DataError: the loss is not a detection loss.
     """
     entries = {entry.name: entry for entry in (spec.label, *spec.further_labels) if entry is not None}
     if not {LABELS, BOXES} <= entries.keys() or not entries.keys() <= {LABELS, BOXES, CROWD, AREAS, SIZES}:
@@ -172,7 +174,7 @@ def object_entries(spec: DataSpec, source: str) -> dict[str, Entry]:
 
 
 def _is_usable(scene: Scene, left_out: LeftOut) -> bool:
-    """Return whether the header of a picture can be read, and says the size that the annotations have."""
+    """True if a picture's header is readable and has the annotated size."""
     if not scene.file.is_file():
         left_out.add("their files are missing", scene.file)
         return False
@@ -190,13 +192,14 @@ def _is_usable(scene: Scene, left_out: LeftOut) -> bool:
 def scene_of(
     file: Path, size: tuple[int, int], objects: Sequence[tuple[str, Sequence[float], int, bool, float | None]], left_out: LeftOut
 ) -> Scene:
-    """Return a picture with its objects: boxes are cut off at its rim, and those without an area are left out.
+    """Return a picture with its objects. Boxes are clipped to the picture; boxes without an area are left out.
 
     Args:
-        file: the picture.
+        file: path of the picture.
         size: height and width.
-        objects: name in messages, two corners in pixels, class index, whether it does not count, and area; None: that of the box.
-        left_out: counts those that are none.
+        objects: for each object its name in messages, two corners in pixels, class index, True if it does not count, and area
+            (None: the box's area).
+        left_out: counter of unusable objects.
     """
     height, width = size
     boxes, labels, crowd, areas = [], [], [], []
@@ -225,10 +228,10 @@ def scene_of(
 
 
 def class_names(names: Sequence[str], spec: DataSpec, classes: Sequence[str] | None, source: str) -> tuple[str, ...]:
-    """Return the classes in the order of their indices: those that are trained, or the model's own, or those of the data.
+    """Return the classes in the order of their indices: ``classes`` if given, the model's own, or those of the data.
 
     Raises:
-        DataError: the data have one that is not trained.
+        DataError: the data have a class that is not trained.
     """
     chosen = tuple(classes) if classes is not None else spec.class_order(names)
     trained = set(chosen)

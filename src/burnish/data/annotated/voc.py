@@ -1,4 +1,4 @@
-"""Objects in PASCAL VOC's format: one XML file for each picture."""
+"""Objects in PASCAL VOC format: one XML file for each picture."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from burnish.untrusted_files import UNREADABLE, read_bytes
 
 ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20
-"""Bytes of the annotations of one picture; those of VOC take some thousand."""
+"""Largest annotation file, in bytes. VOC's own take a few thousand."""
 DEEPEST = 8
 
 
 class DamagedXml(Exception):
-    """Annotations that are no XML, or hold what annotations do not."""
+    """An annotation file that is not XML or has unexpected contents."""
 
 
 def is_voc(path: Path) -> bool:
-    """Return whether a path is a VOC folder, or a list of pictures in one."""
+    """True if a path is a VOC folder, or a list of pictures in one."""
     if path.is_dir():
         return (path / ANNOTATIONS).is_dir() and (path / PICTURES).is_dir()
     return path.suffix == ".txt" and SETS in path.parent.parts and is_voc(root_of(path))
 
 
 def has_masks(path: Path) -> bool:
-    """Return whether a VOC folder, or that of a list in one, has masks beside the objects."""
+    """True if a VOC folder (or the folder of a list) has segmentation masks."""
     return (root_of(path) / MASKS).is_dir()
 
 
@@ -48,15 +48,16 @@ def open_voc(
 ) -> ObjectImages:
     """Return the pictures and objects of a VOC folder.
 
-    Classes are numbered in the order of their names. Coordinates count pixels from 1, and the last is in the box. Objects that
-    are difficult do not count. Annotations that cannot be used are left out and counted.
+    Classes are numbered in the order of their names. Coordinates count pixels from 1 and are inclusive. Objects marked difficult
+    do not count. Unusable annotations are left out and counted.
 
     Args:
-        path: the folder, with ``Annotations`` and ``JPEGImages``; or a list of its pictures, ``ImageSets/Main/train.txt``.
-        spec, classes, size, pixels: as ``open_dataset`` takes them.
+        path: the folder, with ``Annotations`` and ``JPEGImages``; or a list of its pictures, such as
+            ``ImageSets/Main/train.txt``.
+        spec, classes, size, pixels: see ``open_dataset``.
 
     Raises:
-        DataError: no annotations, a file name that leads out of the folder, or data that do not fit the program.
+        DataError: there are no annotations, a file name leads out of the folder, or the data do not fit the program.
     """
     root = root_of(path)
     object_entries(spec, str(path))
@@ -90,7 +91,7 @@ def open_voc(
 
 
 def listed_names(path: Path) -> list[str]:
-    """Return the names of the pictures in a list; in one of a class (``cat_train.txt``) those that have it."""
+    """Return the picture names in a list. A class list (``cat_train.txt``) yields only pictures that show the class."""
     try:
         lines = read_bytes(path).decode("utf-8").splitlines()
     except ValueError as error:
@@ -100,7 +101,7 @@ def listed_names(path: Path) -> list[str]:
 
 
 def root_of(path: Path) -> Path:
-    """Return the VOC folder itself, of it or of a list in it."""
+    """Return the VOC folder of a path, which may be a list in it."""
     if path.is_dir():
         return path
     parts = path.parts
@@ -112,7 +113,7 @@ def _read(file: Path) -> dict[str, Any]:
     """Return file name, size and objects of an annotation.
 
     Raises:
-        DamagedXml: it is none.
+        DamagedXml: the file is not an annotation.
     """
     root = _elements(read_bytes(file, LARGEST_FILE))
     try:
@@ -127,7 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _one(element: dict[str, Any], *path: str) -> str:
-    """Return the text at the end of a path of elements, of each of which there is one."""
+    """Return the text at the end of a path of elements. Each element may occur once."""
     found: Any = [element]
     for name in path:
         found = found[0][name]
@@ -149,9 +150,9 @@ def _object(element: dict[str, Any]) -> dict[str, Any]:
 
 
 def _elements(content: bytes) -> dict[str, Any]:
-    """Return the elements of an XML document: name -> texts, or elements of the same kind.
+    """Return the elements of an XML document: name -> texts, or nested elements.
 
-    Document types are refused, and with them all entities: these could name other files, or grow without end.
+    Document types are refused, and with them all entities, which could read other files or grow without limit.
     """
     root: dict[str, Any] = {}
     stack: list[tuple[str, dict[str, Any], list[str]]] = [("", root, [])]
@@ -174,7 +175,7 @@ def _elements(content: bytes) -> dict[str, Any]:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(content, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:  # the last two: of an encoding that it names
+    except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError and LookupError: the XML names an unknown encoding
         raise DamagedXml(f"no XML: {error}") from error
     top: Any = next(iter(root.values()))[0]
     if not isinstance(top, dict):

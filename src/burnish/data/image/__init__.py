@@ -1,4 +1,4 @@
-"""From the file of an image to the pixels that a model takes: decoding, random changes for training, MixUp and CutMix.
+"""Image files to model pixels: decoding, augmentation, MixUp and CutMix.
 
-Which files belong to which classes is in the modules above; what pixels become as numbers is in ``burnish.data.preprocessing``.
+``burnish.data`` assigns files to classes; ``burnish.data.preprocessing`` converts pixels to numbers.
 """

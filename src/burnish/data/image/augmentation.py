@@ -1,4 +1,4 @@
-"""Random changes to images and batches of them: crop, flip, RandAugment, MixUp, CutMix."""
+"""Image augmentation: crop, flip, RandAugment, MixUp, CutMix."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 
 TRIES = 10
-"""How often a box is drawn before the centre is taken, as torchvision's RandomResizedCrop does."""
+"""Attempts to draw a box before the center is used, as in torchvision's RandomResizedCrop."""
 LEAST_AREA = 0.08
 KINDS = {"crop": 1, "flip": 1, "rand_augment": 2, "mixup": 1, "cutmix": 1}
-"""What a text may name, and how many numbers may follow."""
+"""Names in an augmentation text, and the most numbers that may follow each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation(PlainSettings):
-    """Random changes to the images of training. None of it is done to images that are evaluated or predicted.
+    """Random changes to training images. Evaluation and prediction use unchanged images.
 
     Attributes:
-        crop: least and largest share of an image's area that is cut out and resized to the model's size, at a random place and
-            with sides in a ratio of 3:4 to 4:3 (torchvision's RandomResizedCrop, Szegedy et al. 2015); None: no random crop.
-        flip: how often left and right change places, 0 to 1.
-        rand_augment: how many operations of RandAugment each image undergoes (Cubuk et al. 2019).
-        magnitude: of these, 0 to 30.
-        mixup: alpha of MixUp (Zhang et al. 2017): a batch is mixed with itself, images and targets alike, by a share drawn from
-            Beta(alpha, alpha); 0: none.
-        cutmix: alpha of CutMix (Yun et al. 2019): a box of each image comes from another; 0: none. With both, each batch takes
-            one of them.
+        crop: least and largest share of the image's area for a random crop with an aspect ratio of 3:4 to 4:3, resized to the
+            model's size (torchvision's RandomResizedCrop, Szegedy et al. 2015); None for no random crop.
+        flip: probability of a horizontal flip.
+        rand_augment: RandAugment operations per image (Cubuk et al. 2019).
+        magnitude: strength of RandAugment, 0 to 30.
+        mixup: alpha of MixUp (Zhang et al. 2017), which mixes images and targets of a batch by a share from Beta(alpha, alpha); 0
+            for none.
+        cutmix: alpha of CutMix (Yun et al. 2019), which replaces a box of each image by that of another; 0 for none. With both,
+            each batch uses one of them.
 
     Raises:
-        ConfigurationError: a number out of range.
+        ConfigurationError: a number is out of range.
     """
 
     crop: tuple[float, float] | None = None
@@ -80,22 +80,22 @@ class ImageAugmentation(PlainSettings):
 
     @property
     def changes_images(self) -> bool:
-        """Return whether an image is changed by itself, before it comes into a batch."""
+        """True if single images are changed, before they are batched."""
         return self.crop is not None or self.flip > 0 or self.rand_augment > 0
 
     @property
     def mixes(self) -> bool:
-        """Return whether the images of a batch are mixed."""
+        """True if the images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
     @property
     def unmixed(self) -> ImageAugmentation | None:
-        """What is changed in images by themselves; None where nothing is."""
+        """The augmentation of single images, without mixing; None if there is none."""
         rest = replace(self, mixup=0.0, cutmix=0.0)
         return rest if rest.changes_images else None
 
     def text(self) -> str:
-        """Return what is done, in words."""
+        """Return the augmentation in words."""
         parts = []
         if self.crop is not None:
             parts.append(f"random crops of {100 * self.crop[0]:g} to {100 * self.crop[1]:g} % of the area")
@@ -107,7 +107,7 @@ class ImageAugmentation(PlainSettings):
         return ", ".join(parts) or "none"
 
     def box(self, width: int, height: int, generator: np.random.Generator) -> Box:
-        """Draw what is cut out of an image of this size; the numbers are drawn as torchvision's RandomResizedCrop does."""
+        """Draw a crop box for an image of this size, by the algorithm of torchvision's RandomResizedCrop."""
         assert self.crop is not None
         for _ in range(TRIES):
             area = width * height * generator.uniform(*self.crop)
@@ -121,7 +121,7 @@ class ImageAugmentation(PlainSettings):
         return left, top, left + across, top + down
 
     def changed(self, image: Image.Image, generator: np.random.Generator) -> Image.Image:
-        """Return an image of the size that the model takes, flipped and changed by RandAugment."""
+        """Return an image of the model's size, randomly flipped and changed by RandAugment."""
         from PIL import ImageOps
 
         if self.flip and generator.random() < self.flip:
@@ -130,10 +130,10 @@ class ImageAugmentation(PlainSettings):
 
 
 def read_augmentation(asked: str | ImageAugmentation) -> ImageAugmentation:
-    """Return what a text says: ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1``, each with its numbers or without.
+    """Parse an augmentation text such as ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1``; the numbers are optional.
 
     Raises:
-        ConfigurationError: there is no such change, or it takes no such number.
+        ConfigurationError: an unknown name or an invalid number.
     """
     if isinstance(asked, ImageAugmentation):
         return asked
@@ -169,13 +169,13 @@ LARGEST_MAGNITUDE = 30
 
 
 def rand_augment(image: Image.Image, operations: int, magnitude: int, generator: np.random.Generator) -> Image.Image:
-    """Return an image after so many operations, each drawn anew.
+    """Return an image after RandAugment.
 
     Args:
         image: 8-bit, gray or RGB.
-        operations: how many.
-        magnitude: 0 to 30; those of a direction go either way.
-        generator: draws operations and directions.
+        operations: number of random operations.
+        magnitude: 0 to 30; operations with a direction go either way.
+        generator: source of the operations and directions.
     """
     for _ in range(operations):
         operation = OPERATIONS[int(generator.integers(len(OPERATIONS)))]
@@ -186,7 +186,7 @@ def rand_augment(image: Image.Image, operations: int, magnitude: int, generator:
 def _sheared(image: Image.Image, across: float, down: float) -> Image.Image:
     from PIL import Image
 
-    # About the left upper corner, as torchvision's operation is.
+    # About the upper left corner, as in torchvision.
     return image.transform(image.size, Image.Transform.AFFINE, (1, across, 0, down, 1, 0), Image.Resampling.NEAREST)
 
 
@@ -249,18 +249,17 @@ OPERATIONS: tuple[Callable[[Image.Image, float, float], Image.Image], ...] = (
 
 
 def mixing(augmentation: ImageAugmentation, spec: DataSpec) -> Augmentation:
-    """Return what mixes the batches of a ``Loader``; each image with the one before it in the batch.
+    """Return MixUp or CutMix for the batches of a ``Loader``; each image is mixed with the one before it in the batch.
 
-    Both are drawn on the host from the loader's seed, epoch and batch, so that every engine and runtime trains on the same
-    numbers.
+    The random numbers come from the loader's seed, epoch and batch on the host, so all engines train on the same data.
 
     Args:
-        augmentation: with an alpha for one or both.
-        spec: what the program takes: one input of images, and targets of probabilities [batch, classes].
+        augmentation: augmentation with alpha for one or both.
+        spec: inputs of the program: one input of images, and target probabilities [batch, classes].
 
     Raises:
-        ConfigurationError: the loss compares with class indices, which cannot be mixed.
-        DataError: the model's input is not that of images.
+        ConfigurationError: the loss takes class indices, which cannot be mixed.
+        DataError: the model's input does not take images.
     """
     entry, label = spec.only_data("data"), spec.only_label("data")
     if not is_probabilities(spec):
@@ -297,9 +296,9 @@ def mixing(augmentation: ImageAugmentation, spec: DataSpec) -> Augmentation:
 
 
 def cut(height: int, width: int, share: float, generator: np.random.Generator) -> tuple[slice, slice]:
-    """Draw the rows and columns of the box that CutMix takes from another image, around a uniform centre.
+    """Draw the rows and columns of CutMix's box around a uniform center.
 
-    Its sides are ``sqrt(1 - share)`` of the image's, as far as they lie in it.
+    Its sides are ``sqrt(1 - share)`` of the image's, clipped to the image.
     """
     side = math.sqrt(1 - share) / 2
     middle = (int(generator.integers(height)), int(generator.integers(width)))
@@ -311,7 +310,7 @@ def cut(height: int, width: int, share: float, generator: np.random.Generator) -
 
 
 def is_probabilities(spec: DataSpec) -> bool:
-    """Return whether the loss compares with a probability for each class, [batch, classes]."""
+    """True if the loss takes a probability for each class, [batch, classes]."""
     label = spec.label
     return (
         label is not None

@@ -1,4 +1,4 @@
-"""One image file becomes 8-bit pixels of the size that a model takes; Pillow is imported where it is first needed."""
+"""Decoding of an image file to 8-bit pixels of the model's size. Pillow is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Of the files that are read, as Pillow calls them. It knows others, whatever the suffix, and runs Ghostscript for one."""
+"""Pillow's names of accepted formats. It supports others, whatever the suffix, and runs Ghostscript for one."""
 LOSSY = ("JPEG", "MPO")
-"""The formats that change the values of pixels."""
+"""Lossy formats."""
 WIDE_MODES = ("I", "F")
-"""Pillow's modes of more than 8 bits: what it makes of them in 8 bits is cut off at 255."""
+"""Pillow modes of more than 8 bits; conversion to 8 bits would clip at 255."""
 MOST_PIXELS = 100_000_000
-"""A picture of more is refused by its header, before memory is taken for it."""
+"""Larger pictures are refused by their header, before memory is allocated."""
 DRAFT_FROM = 1 << 20
-"""Pixels from which on a JPEG file may be decoded at a half, a quarter or an eighth of its size."""
+"""JPEG files with more pixels may be decoded at a half, a quarter or an eighth of their size."""
 DRAFT_GAP = 2
-"""How many times larger than wanted a JPEG file is decoded at least, so that the resize after it hides the difference."""
+"""JPEG files are decoded at least this many times larger than needed, so that the resize hides the difference."""
 _BYTES_OF_DECODERS = {"JPEG": 6, "MPO": 6, "WEBP": 12}
-"""For each pixel, besides the image: the coefficients of a JPEG file of several scans, in 16 bits; three copies of WebP."""
+"""Bytes per pixel besides the image: 16-bit coefficients of a progressive JPEG; three copies of WebP."""
 _BYTES_OF_POINTERS = 8
-"""For each row of an image."""
+"""Bytes per image row."""
 _BYTES_OF_WEIGHTS = 48
-"""For each column and row, what Pillow takes at most to resize: float64, at three samples on either side of a pixel."""
+"""Most bytes per column and row for resizing in Pillow: float64, three samples on either side of a pixel."""
 ORIENTATION = 0x0112
-"""EXIF's tag of how a camera was held."""
+"""EXIF tag of the camera's orientation."""
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 ChooseBox = Callable[[int, int], Box]
-"""``(width, height) -> box``: the part of an image that is resized to what the model takes."""
+"""``(width, height) -> box``: the part of an image to resize to the model's size."""
 
 
 class Opens(Protocol):
-    """An image that is no file of its own, such as a member of an archive; ``str`` names it."""
+    """An image without its own file, such as an archive member; ``str`` names it."""
 
     def open(self) -> BinaryIO:
-        """Return its bytes as a file."""
+        """Return the encoded image as a file."""
         ...
 
 
@@ -59,10 +59,10 @@ Picture = Path | Opens
 
 
 class UnreadableImage(DataError):
-    """An image that cannot be decoded; another file may be.
+    """An image that cannot be decoded.
 
     Attributes:
-        what: its name, and why, in short.
+        what: its name and a short reason.
     """
 
     def __init__(self, picture: Picture, reason: str):
@@ -71,19 +71,19 @@ class UnreadableImage(DataError):
 
 
 def decode(picture: Picture, preprocessing: Preprocessing, choose_box: ChooseBox | None = None) -> Image.Image:
-    """Return an image in the size, and in gray or RGB, as ``preprocessing`` says.
+    """Return an image in the size and mode (gray or RGB) of ``preprocessing``, turned by its EXIF orientation.
 
-    It is turned as its EXIF orientation says. A large JPEG file is decoded at a fraction of its size, twice as large as wanted or
-    more: its pixels then differ by rounding and by the filter of the format.
+    A large JPEG file is decoded at a fraction of its size, at least twice as large as needed; this changes pixels slightly, by
+    rounding and by the format's filter.
 
     Args:
         picture: the file.
-        preprocessing: what is done to an image; its size and channels are known.
-        choose_box: what is cut out, in place of the centre; the box is stretched to the size.
+        preprocessing: with known size and channels.
+        choose_box: part to cut out instead of the center; it is stretched to the size.
 
     Raises:
-        UnreadableImage: damaged, no image, of more than 100 million pixels, or of too many for the memory that it may take.
-        DataError: pixels of more than 8 bits.
+        UnreadableImage: the file is damaged or not an image, has more than 100 million pixels, or needs too much memory.
+        DataError: the pixels have more than 8 bits.
     """
     with opened(picture) as (image, size):
         if image.mode.startswith(WIDE_MODES):
@@ -96,11 +96,11 @@ def decode(picture: Picture, preprocessing: Preprocessing, choose_box: ChooseBox
 
 @contextmanager
 def opened(picture: Picture) -> Iterator[tuple[Image.Image, int]]:
-    """Give an image and the bytes of its file. Its header has been read; its pixels are when they are first asked for.
+    """Yield an image whose header has been read, and its file size in bytes. Pixels are read on first access.
 
     Raises:
-        UnreadableImage: no image of a format that is read, or damaged, here or where its pixels are read.
-        DataError: its pixels do not fit into memory.
+        UnreadableImage: the image is damaged or of an unsupported format; also raised while the caller reads its pixels.
+        DataError: the pixels do not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -117,23 +117,23 @@ def opened(picture: Picture) -> Iterator[tuple[Image.Image, int]]:
         raise DataError(f"{picture}: it does not fit into memory; make the picture smaller, or leave it out") from error
     except UnidentifiedImageError as error:
         raise UnreadableImage(picture, "no format that is read") from error
-    except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
+    except Exception as error:  # Pillow's readers raise any exception for damaged files
         raise UnreadableImage(picture, str(error) or type(error).__name__) from error
 
 
 @cache
 def _quieten() -> None:
-    """Let Pillow's warnings of large pictures, damaged EXIF and palettes not be printed, unless somebody asks for them."""
+    """Silence Pillow's warnings of large pictures, damaged EXIF and palettes, unless the user has set other filters."""
     warnings.filterwarnings("ignore", module=r"(.*/)?PIL[./]", append=True)
 
 
 def check_memory(image: Image.Image, size: int, further: int) -> None:
-    """Raise ValueError where an image has too many pixels, or takes too much memory with what is made of it.
+    """Raise ValueError if an image has too many pixels or needs too much memory.
 
     Args:
-        image: its header has been read.
+        image: image whose header has been read.
         size: bytes of its file.
-        further: bytes of what is made of it.
+        further: further bytes needed to process it.
     """
     pixels = image.width * image.height
     if pixels > MOST_PIXELS:
@@ -144,7 +144,7 @@ def check_memory(image: Image.Image, size: int, further: int) -> None:
 
 
 def _bytes_of(mode: str) -> int:
-    """Return how many bytes Pillow keeps for each pixel."""
+    """Return Pillow's bytes per pixel."""
     return 1 if mode in ("1", "L", "P") else 4
 
 
@@ -152,7 +152,7 @@ def _decoded(image: Image.Image, size: int, preprocessing: Preprocessing, choose
     from PIL import Image
 
     decoding = _BYTES_OF_DECODERS.get(image.format or "", 0) * image.width * image.height
-    if image.format not in LOSSY:  # to know how a PNG file is turned, Pillow reads its pixels
+    if image.format not in LOSSY:  # Pillow decodes the pixels of a PNG file to find its orientation
         check_memory(image, size, decoding)
     turn = turn_of(image)
     width, height = upright_sides(image, turn)
@@ -168,7 +168,7 @@ def _decoded(image: Image.Image, size: int, preprocessing: Preprocessing, choose
             image.draft(cast(str, None), (math.ceil(image.width / shrink), math.ceil(image.height / shrink)))
     mode = "L" if preprocessing.channels == "gray" else "RGB"
     copies = (image.mode != mode) + (turn is not None)
-    # Pillow resizes along rows first: of a tall image that is to be wide it makes a large one on the way.
+    # Pillow resizes rows first, so the intermediate image can be large: as high as the original, as wide as the result.
     made = copies * image.width * image.height + sides[0] * max(upright_sides(image, turn)[1], sides[1])
     weights = _BYTES_OF_WEIGHTS * (image.width + image.height)
     check_memory(image, size, decoding + _bytes_of(mode) * made + weights)
@@ -191,9 +191,9 @@ def _decoded(image: Image.Image, size: int, preprocessing: Preprocessing, choose
 
 
 def resized_sides(width: int, height: int, preprocessing: Preprocessing) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """Return what an image is resized to, width and height, and the left upper corner of what is cut out then, or None.
+    """Return the width and height to resize an image to, and the upper left corner of the crop after it (None for no crop).
 
-    Where the centre is cut out, sides and corner are rounded as torchvision's Resize and CenterCrop round them.
+    For a center crop, sides and corner are rounded as in torchvision's Resize and CenterCrop.
     """
     assert preprocessing.size is not None
     wanted = preprocessing.size[::-1]
@@ -206,10 +206,10 @@ def resized_sides(width: int, height: int, preprocessing: Preprocessing) -> tupl
 
 
 def upright_size(picture: Picture) -> tuple[int, int]:
-    """Return width and height of an image as its EXIF orientation turns it, from its header.
+    """Return width and height of an image after its EXIF rotation, from its header.
 
     Raises:
-        UnreadableImage: no image, or of more than 100 million pixels.
+        UnreadableImage: the file is not an image, or has more than 100 million pixels.
     """
     with opened(picture) as (image, size):
         check_memory(image, size, 0)
@@ -217,7 +217,7 @@ def upright_size(picture: Picture) -> tuple[int, int]:
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """Return what brings an image upright, as its EXIF orientation says."""
+    """Return the transpose that applies an image's EXIF orientation; None if upright."""
     from PIL import Image
 
     turns = {
@@ -231,12 +231,12 @@ def turn_of(image: Image.Image) -> Image.Transpose | None:
     }
     try:
         return turns.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF, of whatever kind: the picture itself may be whole
+    except Exception:  # damaged EXIF raises any exception, and the pixels may be fine
         return None
 
 
 def upright_sides(image: Image.Image, turn: Image.Transpose | None) -> tuple[int, int]:
-    """Return width and height of an image after ``turn_of`` has been applied."""
+    """Return width and height of an image after the transpose of ``turn_of``."""
     from PIL import Image
 
     turned = (Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270)
@@ -245,5 +245,5 @@ def upright_sides(image: Image.Image, turn: Image.Transpose | None) -> tuple[int
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
-    """Return an image in gray or RGB as uint8 [height, width, channels]."""
+    """Return a gray or RGB image as uint8 [height, width, channels]."""
     return np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, -1)

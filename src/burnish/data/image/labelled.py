@@ -1,4 +1,4 @@
-"""Images with their classes, wherever they are from."""
+"""Images with one class each."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from burnish.errors import DataError
 from burnish.program import Entry
 
 CHANGES = 2
-"""Keeps the random numbers of changes to images apart from those of a ``Loader``."""
+"""Key of the random stream for augmentation, distinct from those of a ``Loader``."""
 
 
 class DecodedImages:
-    """Image files that are read when they are asked for; decoded ones are kept while they fit into 1 GiB.
+    """Image files that are read on demand; up to 1 GiB of decoded images is cached.
 
-    An image that cannot be decoded is replaced by another, and counted: ``remark`` names it.
+    An image that cannot be decoded is replaced by another and counted; ``remark`` names it.
 
     Args:
-        pictures: the files, in the order of the samples.
-        reader: reads them (``reader_for``).
-        source: what to call the data in an error.
-        notes: what a person should know of the data.
+        pictures: the files, in sample order.
+        reader: image reader (see ``reader_for``).
+        source: name of the data, for errors.
+        notes: remarks for the user.
 
     Attributes:
-        preprocessing: what is done to an image, with nothing left open.
-        groups: the group of each image; None where there are none.
+        preprocessing: complete preprocessing of an image.
+        groups: the group of each image, or None.
     """
 
     others = "others"
-    """What takes the places of images that cannot be read, in words."""
+    """Replacements of unreadable images, in words."""
 
     def __init__(self, pictures: Sequence[Picture], reader: ImageReader, source: str, notes: Sequence[str] = ()):
         self._pictures, self._reader, self._source, self._notes = list(pictures), reader, source, tuple(notes)
@@ -51,17 +51,16 @@ class DecodedImages:
         return len(self._pictures)
 
     def name_of(self, index: int) -> str:
-        """Return the file, or the member of an archive, that a sample is read from: the one in its place, where it cannot be."""
+        """Return the file or archive member of a sample, or of its replacement."""
         return str(self._pictures[next((place for place in self._candidates(index) if place not in self._unreadable), index)])
 
     @property
     def note(self) -> str | None:
-        """What a person should know of the data."""
         return f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
 
     @property
     def remark(self) -> str | None:
-        """What became known of the data as they were read: images that could not be."""
+        """Note on the unreadable images found so far."""
         if not self._unreadable:
             return None
         names = some_of(self._unreadable[index] for index in sorted(self._unreadable))
@@ -70,62 +69,59 @@ class DecodedImages:
 
     @property
     def read_once(self) -> bool:
-        """Return whether images are decoded once and kept: reading ahead is then of no use after the first epoch."""
+        """True if all decoded images fit into the cache, so reading ahead is useless after the first epoch."""
         return len(self) <= self._reader.cached_images
 
     @property
     def divisible(self) -> int:
-        """How many images there are."""
         return len(self)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each image, and what says so, in words; None where images have none."""
         return None
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Self:
-        """Return some of the images, with what belongs to them."""
+        """Return some of the images, with their annotations."""
         part = copy.copy(self)
         places = np.asarray(indices, np.int64).tolist()
         part._pictures = [self._pictures[place] for place in places]
         part._unreadable, part._reported, part.groups = {}, set(), None
-        if like is not None:  # the first part says what is known of the whole
+        if like is not None:  # only the first part repeats the notes on the whole
             part._notes, part._source = (), f"{self._source} (held out)"
         part._select(self, places)
         return part
 
     def _select(self, whole: Self, places: Sequence[int]) -> None:
-        """Take over what belongs to the images at these places of another data set of this kind."""
+        """Copy the annotations of the images at these places of the whole."""
 
     @abstractmethod
     def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
-        """Return the same images, which ``augmented`` changes at random.
+        """Return the same images with random changes in ``augmented``.
 
         Raises:
-            ConfigurationError: a change that their annotations do not follow.
+            ConfigurationError: the annotations cannot follow a change.
         """
 
     def take_findings(self) -> dict[str, str]:
-        """Return the images that were found unreadable since the last call, by index, for ``add_findings`` of another process."""
+        """Return the images found unreadable since the last call, by index, for ``add_findings`` in another process."""
         new = self._unreadable.keys() - self._reported
         self._reported |= new
         return {str(index): self._unreadable[index] for index in sorted(new)}
 
     def add_findings(self, findings: Mapping[str, str]) -> None:
-        """Take over what another process found."""
+        """Add the unreadable images that another process found."""
         self._unreadable |= {int(index): reason for index, reason in findings.items()}
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Yield an image, and then those that may take its place: the others, in their order from there on."""
+        """Yield an image and then its possible replacements, in order."""
         return ((index + step) % len(self) for step in range(len(self)))
 
     def _kind_of(self, index: int) -> str:
-        """Return the images of which one has to be readable, in words, for an error."""
         return "no image"
 
     def _read(
         self, index: int, augmentation: ImageAugmentation | None = None, generator: np.random.Generator | None = None
     ) -> tuple[int, np.ndarray]:
-        """Return the first of its candidates that can be read: its place, and the image."""
+        """Return the place and pixels of the first readable candidate."""
         for place in self._candidates(index):
             if place in self._unreadable:
                 continue
@@ -140,30 +136,30 @@ class DecodedImages:
 class LabelledImages(DecodedImages):
     """Images with one class each.
 
-    An image that cannot be decoded is replaced by the next of its class that can, and counted: ``remark`` names it.
+    An image that cannot be decoded is replaced by the next one of its class and counted; ``remark`` names it.
 
     Args:
-        pictures: the files, in the order of the samples.
-        labels: the class of each, indices in ``classes``.
-        classes: the names of the classes.
-        spec: what the program takes: class indices, or a probability for each class, [batch, classes].
-        reader: reads the files (``reader_for``).
-        source: what to call the data in an error.
-        notes: what a person should know of the data, besides classes with few images.
+        pictures: the files, in sample order.
+        labels: class index of each image.
+        classes: class names.
+        spec: inputs of the program; its labels are class indices or probabilities [batch, classes].
+        reader: image reader (see ``reader_for``).
+        source: name of the data, for errors.
+        notes: remarks for the user; classes with few images are added.
 
     Attributes:
-        classes: the names of the classes, in the order of their indices.
-        preprocessing: what is done to an image, with nothing left open.
-        augmentation: what ``augmented`` changes; None: nothing.
-        note: what a person should know of the data.
+        classes: class names, in the order of their indices.
+        preprocessing: complete preprocessing of an image.
+        augmentation: changes made by ``augmented``, or None.
+        note: remarks for the user.
 
     Raises:
-        DataError: more classes than the model has, or a loss that compares with something else.
+        DataError: there are more classes than in the model, or the loss does not take classes.
     """
 
     others = "others of their classes"
     by = "class"
-    """What says the classes, in words."""
+    """Origin of the classes, in words."""
 
     def __init__(
         self,
@@ -184,7 +180,6 @@ class LabelledImages(DecodedImages):
 
     @property
     def note(self) -> str | None:
-        """What a person should know of the data."""
         notes = list(self._notes)
         counts = np.bincount(self._classes_of, minlength=len(self.classes))
         for count, what in ((0, "no image"), (1, "one image")):
@@ -210,18 +205,18 @@ class LabelledImages(DecodedImages):
         return changed
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return images as they are, and their class indices or probabilities.
+        """Return images without augmentation, and their class indices or probabilities.
 
         Raises:
-            DataError: an image of more than 8 bits, or no image of a class can be read.
+            DataError: an image has more than 8 bits, or no image of a class can be read.
         """
         return self._batch([self._read(int(index))[1] for index in indices], indices)
 
     def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return images as an epoch of training has them; each is a function of seed, epoch and its index.
+        """Return augmented images. Each one depends only on the seed, the epoch and its index.
 
         Raises:
-            DataError: as ``batch``.
+            DataError: see ``batch``.
         """
         if self.augmentation is None:
             return self.batch(indices)
@@ -242,7 +237,7 @@ class LabelledImages(DecodedImages):
         return f"no image of the class '{self.classes[int(self._classes_of[index])]}'"
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Yield an image, and then the others of its class, in their order from there on."""
+        """Yield an image and then the others of its class, in order."""
         yield index
         members = np.flatnonzero(self._classes_of == self._classes_of[index])
         place = int(np.searchsorted(members, index))
@@ -250,10 +245,10 @@ class LabelledImages(DecodedImages):
 
 
 def label_of_images(spec: DataSpec, source: str, what: str = "images") -> tuple[Entry, int | None]:
-    """Return the label input of images with a class each, and how many probabilities it takes; None where class indices.
+    """Return the label input for images of one class each, and its number of probabilities (None for class indices).
 
     Raises:
-        DataError: the loss compares with other values.
+        DataError: the loss takes other values.
     """
     label = spec.only_label(source)
     if is_probabilities(spec):
@@ -267,7 +262,7 @@ def label_of_images(spec: DataSpec, source: str, what: str = "images") -> tuple[
 
 
 def check_class_count(classes: Sequence[str], spec: DataSpec, source: str) -> None:
-    """Raise DataError where data have more classes than the model."""
+    """Raise DataError if the data have more classes than the model."""
     label, probabilities = label_of_images(spec, source)
     most = probabilities if probabilities is not None else None if label.maximum is None else label.maximum + 1
     if most is not None and len(classes) > most:

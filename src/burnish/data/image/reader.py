@@ -1,4 +1,4 @@
-"""Reading image files as a model takes them: they are found, decoded, and made numbers of."""
+"""Image files as model inputs: search, decoding and conversion to numbers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from burnish.program import Entry
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 UNREAD = frozenset({".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".dng", ".cr2", ".nef", ".arw", ".psd", ".exr", ".dcm"})
-"""Of files with pictures that are not read."""
+"""Suffixes of unsupported picture files."""
 CACHED_BYTES = 1 << 30
 NAMES_SHOWN = 5
 
 
 class ImageReader:
-    """Reads image files for one input of a model; decoded images are kept while they fit into 1 GiB.
+    """Reads image files for one input of a model, and caches up to 1 GiB of decoded images.
 
     Args:
         entry: the input.
-        preprocessing: what is done to an image; what the input says by itself may be left open.
-        source: what to call the data in an error.
+        preprocessing: preprocessing of an image; settings that follow from the input may be missing.
+        source: name of the data, for errors.
 
     Attributes:
-        preprocessing: the same, with nothing left open.
-        cached_images: how many decoded images are kept at most.
+        preprocessing: complete preprocessing of an image.
+        cached_images: capacity of the cache, in images.
 
     Raises:
-        DataError: Pillow is missing, or the input and the description do not go together.
+        DataError: Pillow is missing, or preprocessing and input do not fit together.
     """
 
     def __init__(self, entry: Entry, preprocessing: Preprocessing, source: str):
@@ -55,18 +55,18 @@ class ImageReader:
         self._cache: dict[Picture, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a reading process gets: nothing decoded, and no room to keep it, as which process reads an image changes."""
+        """Return the state for a reading process, without a cache: each epoch distributes the images differently."""
         return {**self.__dict__, "_cache": {}, "cached_images": 0}
 
     def read(
         self, picture: Picture, augmentation: ImageAugmentation | None = None, generator: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Return the pixels of one image, uint8 [height, width, channels], in gray or RGB.
+        """Return the gray or RGB pixels of an image, uint8 [height, width, channels].
 
         Args:
             picture: the file.
-            augmentation: what is changed at random; None: nothing.
-            generator: draws the changes.
+            augmentation: random changes, or None.
+            generator: source of the changes.
 
         Raises:
             UnreadableImage: it cannot be decoded.
@@ -84,7 +84,7 @@ class ImageReader:
         return pixels_of(augmentation.changed(image, generator))
 
     def numbers(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return images that were read in the layout, order of channels and dtype of the input, the samples first."""
+        """Return a batch of images in the input's layout, channel order and dtype."""
         pixels = np.stack(images)
         layout, table = self.preprocessing.layout, self._table
         if layout == "NHW":
@@ -109,24 +109,24 @@ class ImageReader:
 
 
 def reader_for(spec: DataSpec, source: str, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None) -> ImageReader:
-    """Return what reads images for the only input of a program.
+    """Return the image reader for the only input of a program.
 
     Args:
-        spec: what the program takes.
-        source: what to call the data in an error.
-        size: height and width of the images, where the model leaves them open.
-        pixels: as ``open_dataset`` takes them.
+        spec: inputs of the program.
+        source: name of the data, for errors.
+        size: height and width, if the model leaves them open.
+        pixels: see ``open_dataset``.
 
     Raises:
-        DataError: Pillow is missing, the program has several inputs, or its input takes no images, or not these.
-        ConfigurationError: no such pixels.
+        DataError: Pillow is missing, the program has several inputs, or its input does not take these images.
+        ConfigurationError: invalid ``pixels``.
     """
     entry = spec.only_data(source)
     return ImageReader(entry, spec.preprocessing_for(entry, pixels, size), source)
 
 
 def image_files(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
-    """Return the images in a folder and its subfolders, sorted; what is hidden, such as the copies of an editor, is left out.
+    """Return the images in a folder and its subfolders, sorted, without hidden files.
 
     Raises:
         OSError: a folder cannot be read.
@@ -142,12 +142,12 @@ def image_files(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path
 
 
 def _refuse(error: OSError) -> None:
-    """Raise what ``os.walk`` would pass over: images that cannot be read would be missing without a word."""
+    """Re-raise an error that ``os.walk`` would skip, so that no images are missing silently."""
     raise error
 
 
 def some_of(names: Iterable[object]) -> str:
-    """Return names in a line, the first few of many."""
+    """Return the first few names in one line, and the number of the others."""
     listed = [str(name) for name in names]
     rest = len(listed) - NAMES_SHOWN
     return ", ".join(listed[:NAMES_SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
