@@ -17,51 +17,51 @@ from burnish.training.session import Session
 
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 1.0
 STEPS = 20
-"""Of a range test, over the five decades between them."""
+"""Steps of a range test, over the five decades between these rates."""
 RATIO = (HIGHEST_RATE / LOWEST_RATE) ** (1 / (STEPS - 1))
 FEWEST_TESTS, MOST_TESTS, STEPS_A_TEST = 2, 4, 100
-"""Of a run's steps, one more range test for so many."""
+"""Fewest and most range tests; steps of a run for each further one."""
 SMOOTHING = 0.3
 DIVERGED = 0.5
-"""By so much of itself the loss grows beyond where it began; what comes after tells nothing, such as the 0 of a dead network."""
+"""Relative growth of the loss over its start at which a test ends; later losses tell nothing, such as the 0 of a dead network."""
 HARMLESS = 4
-"""The first steps of a test hardly change a model; their losses tell where it begins, and how much those of batches differ."""
+"""First steps of a test, which hardly change a model; their losses give the initial loss and the spread over batches."""
 BELOW_THE_LEAST = 6
-"""Steps by which a further test begins below the rate at which the first had its least loss."""
+"""Steps by which further tests begin below the rate of the least loss in the first."""
 LOWER, TIMES_LOWER = 1e-3, 2
-"""Where a test diverges at once, it is taken again at rates a thousandth as high, twice at most."""
+"""A test that diverges at once is repeated at rates a thousandth as high, at most twice."""
 BACK_AT_MOST = 8.0
-"""Times the rate at the least loss: there the loss is taken to be back at the latest, and at the last rate that was tried.
-
-What a test did without harm counts no further either."""
+"""Highest factor over the rate at the least loss at which the loss counts as back at its start; the last rate tried is another
+limit. Rates that did no harm count no further either."""
 BELOW_THE_EDGE = 3
-"""Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
+"""Half was as good on average over models, but far worse if a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
-"""Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
+"""Rate of SGD with momentum 0.9 if nothing is known, from PyTorch's tutorial on transfer learning."""
 HIGHEST_OF_ADAMW, BELOW_THE_LEAST_OF_ADAMW, BELOW_DIVERGENCE_OF_ADAMW = 0.1, 10, 100
-"""Of AdamW, whose steps are about as long as its rate: the highest that is tried, and how far below the least loss, or where it
-diverged, its rate is."""
+"""For AdamW, whose steps are about as long as its rate: the highest rate tried, and the divisors of the rate at the least loss
+and of the diverging rate."""
 USUAL_OF_ADAMW, USUAL_OF_ADAPTERS = 5e-5, 2e-4
-"""Of AdamW where nothing is known: those that Hugging Face's Trainer and PEFT's examples begin with."""
+"""Rates of AdamW if nothing is known: the defaults of Hugging Face's Trainer and of PEFT's examples."""
 BELOW_DIVERGENCE = 10
 WEIGHT_OF_DIVERGENCE = 2 / 3
-"""Of a tenth of the diverging rate beside a third of that of the valley: it differs half as much from test to test."""
+"""Weight of a tenth of the diverging rate against a third of the valley's rate: it varies half as much between tests."""
 FAR_BELOW_DIVERGENCE, FAR_BELOW_THE_LAST = 30, 300
-"""Times lower than the diverging rate, or than the last of tests that never diverge, the least loss is that of easy batches."""
+"""If the least loss is this many times below the diverging rate, or below the last rate of tests that never diverge, it comes
+from easy batches."""
 LEAST_FALL, DEVIATIONS = 0.02, 2.0
-"""A fall is clear beyond so much of the loss, and beyond so many standard deviations of losses of batches."""
+"""A fall is clear if it exceeds this share of the loss and this many standard deviations of batch losses."""
 TRIAL_STEPS, MOST_TRIALS, MOST_IDLE = 100, 8, 4
-"""Steps that are taken at one rate, where range tests do not tell; rates that are tried at most, and without any effect."""
+"""Steps of a trial at one rate, if range tests tell nothing; most rates tried; most rates tried without effect."""
 TRIAL_RATIO = 10**0.5
-"""Between a rate and the next lower one that is tried."""
+"""Ratio of a rate to the next lower one."""
 TRIAL_RISE, TRIAL_END = 0.1, 0.25
-"""The parts of a trial in which the rate rises, and whose losses are what it came to."""
+"""Share of a trial in which the rate rises, and share whose losses are averaged at the end."""
 TRIAL_FALL = 0.05
-"""The loss of a trial has fallen clearly beyond so much of where it began."""
+"""Share of the initial loss by which the loss of a trial must fall."""
 AS_GOOD = 0.9
-"""Of the largest fall: a rate whose loss falls by so much is as good."""
+"""Share of the largest fall at which another rate is as good."""
 TRIAL_BYTES = 1 << 28
-"""Batches that are kept, for all trials to take the same."""
+"""Bytes of batches kept so that all trials take the same ones."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,9 @@ class RangeTest:
 
     Attributes:
         lowest: the first rate.
-        losses: one for each step.
-        smoothed: the same, less noisy.
-        has_diverged: whether the steps ended as the loss had grown to one and a half times what it began with, or was no longer
-            finite.
+        losses: loss of each step.
+        smoothed: the losses, smoothed.
+        has_diverged: True if the loss grew to one and a half times its start, or became non-finite.
     """
 
     lowest: float
@@ -88,7 +87,7 @@ class RangeTest:
 
     @property
     def initial(self) -> float:
-        """The loss that they came to."""
+        """The mean loss of the first steps."""
         return float(np.mean(self.start))
 
     @property
@@ -98,26 +97,26 @@ class RangeTest:
 
     @property
     def back(self) -> float:
-        """The lowest rate above that of the least loss at which the loss is where it began, or the last that was tried."""
+        """The lowest rate above that of the least loss at which the loss is back at its start, or the last rate tried."""
         steps = (step for step in range(self.least, len(self.smoothed)) if self.smoothed[step] > self.initial)
         step = next(steps, len(self.losses) - 1)
         return min(self.rate(step), BACK_AT_MOST * self.rate(self.least))
 
     @property
     def last(self) -> float:
-        """The last rate that was tried."""
+        """The last rate tried."""
         return self.rate(len(self.losses) - 1)
 
     @property
     def below_the_edge(self) -> float:
-        """A rate below that at which training turns unstable, which lies between that of the least loss and ``back``."""
+        """A rate below the edge of instability, which is between the rate of the least loss and ``back``."""
         return math.sqrt(self.rate(self.least) * self.back) / BELOW_THE_EDGE
 
     @property
     def below_divergence(self) -> float:
         """A tenth of the rate at which the loss diverged.
 
-        Where it did not, the last rate is a lower bound of that, which raises ``below_the_edge`` or leaves it.
+        If it did not diverge, the last rate is a lower bound, which raises ``below_the_edge`` or leaves it.
         """
         if self.has_diverged:
             return self.last / BELOW_DIVERGENCE
@@ -125,7 +124,7 @@ class RangeTest:
 
     @property
     def is_too_high(self) -> bool:
-        """Whether the loss grew before it could fall."""
+        """True if the loss grew before it could fall."""
         return self.has_diverged and self.least < HARMLESS and len(self.losses) < 2 * HARMLESS
 
     def rate(self, step: int) -> float:
@@ -134,7 +133,7 @@ class RangeTest:
 
     @classmethod
     def take(cls, session: Session, batches: Iterator[Mapping[str, Any]], lowest: float, highest: float) -> RangeTest:
-        """Take the steps, from the state that the session is in; they end where the batches do."""
+        """Take the steps from the session's present state; they end early if the batches do."""
         losses: list[float] = []
         smoothed: list[float] = []
         has_diverged = False
@@ -159,9 +158,9 @@ class RateTrial:
     """Steps from the initial state at one rate.
 
     Attributes:
-        rate: that it rises to.
-        losses: one for each step.
-        has_diverged: whether the loss grew to one and a half times what it began with, or was no longer finite.
+        rate: rate after the rise.
+        losses: loss of each step.
+        has_diverged: True if the loss grew to one and a half times its start, or became non-finite.
     """
 
     rate: float
@@ -170,21 +169,21 @@ class RateTrial:
 
     @property
     def final(self) -> float:
-        """The loss that the last steps came to; infinite if it diverged."""
+        """The mean loss of the last steps; infinite if it diverged."""
         return (
             math.inf if self.has_diverged else float(np.mean(self.losses[-max(HARMLESS, round(TRIAL_END * len(self.losses))) :]))
         )
 
     @classmethod
     def take(cls, session: Session, batches: Sequence[Mapping[str, Any]], rate: float, steps: int, falls: bool) -> RateTrial:
-        """Take the steps, from the state that the session is in.
+        """Take the steps from the session's present state.
 
         Args:
-            session: takes ``lr`` with each step.
-            batches: taken in turn.
-            rate: after a short rise.
-            steps: how many.
-            falls: let the rate fall as a cosine does after the rise, as that of a whole run.
+            session: session that takes ``lr`` with each step.
+            batches: batches, used in turn.
+            rate: rate after a short rise.
+            steps: number of steps.
+            falls: True to let the rate fall like a cosine after the rise, as in a whole run.
         """
         losses: list[float] = []
         smoothed, rise = 0.0, max(1, round(TRIAL_RISE * steps))
@@ -216,39 +215,39 @@ def find_rate(
     is_constant: bool = False,
     **options: Any,
 ) -> tuple[float, str]:
-    """Return a learning rate for a program, and a line that says why.
+    """Return a learning rate for a program, and a line with the reason.
 
-    A range test takes steps on the batches at rates that rise from 1e-5 to 1, and ends where the loss diverges. Between the rate
-    at its least loss and that at which the loss is back where it began, training turns from fast to unstable: a third of their
+    A range test takes steps on the batches at rates that rise from 1e-5 to 1, and ends when the loss diverges. Between the rate
+    at the least loss and the rate at which the loss is back at its start, training turns from fast to unstable; a third of their
     geometric mean is one estimate. It is noisy, as each batch has its own loss: a lucky batch puts the least loss at a rate many
-    times lower. A tenth of the rate at which the loss diverges is another, less noisy one, and counts twice as much in the
-    geometric mean of both; where the loss does not diverge, it is the first, or more where higher rates did no harm. Several
-    tests are taken, each from the program's initial state on the batches that follow; the rate is the geometric mean over them.
+    times lower. A tenth of the diverging rate is a less noisy estimate, and counts twice in the geometric mean of both. Without
+    divergence, the second estimate equals the first, or is higher if higher rates did no harm. Several tests are taken, each from
+    the initial state on the batches that follow; the result is their geometric mean.
 
-    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, or only at rates far below
-    those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where no test did.
+    If the loss falls by no more than batch losses vary (as on a few dozen samples), or only at rates far below the harmless ones,
+    the rate is a tenth of the diverging one, or 0.001 if no test diverged.
 
-    Of AdamW the rate is a tenth of that at the least loss, the lowest of all tests; where the loss does not fall clearly, a
-    hundredth of that at which it diverges, or a usual one. ``docs/language-models.md`` says what was tried.
+    For AdamW the rate is a tenth of the rate at the least loss, the lowest of all tests; if the loss does not fall clearly, a
+    hundredth of the diverging rate, or a usual one. ``docs/language-models.md`` lists the experiments.
 
-    All this suits weights that were trained before. From random ones the loss may stay where it is for longer than a range test,
-    and then fall. Then up to 100 steps are taken at each of some rates, from the highest down by half decades, all from the
-    initial state on the same batches; the rate is the one at which the loss came to least. So it is if range tests tell nothing.
+    All this suits pretrained weights. With random ones the loss may stay flat for longer than a range test before it falls. Then
+    up to 100 steps are taken at each of several rates, from the highest down by half decades, from the initial state on the same
+    batches; the rate with the least final loss is taken. The same is done if range tests tell nothing.
 
-    Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and how the two
-    estimates are weighed: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
+    Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Averaging several tests and the
+    weights of both estimates were fitted on small networks (``docs/finetuning.md`` lists them, with results on others).
 
     Args:
-        program: takes ``lr`` with each step.
-        batches: as ``Session.step`` takes them; up to 20 of them for each test, and few more.
-        tests: how many tests are taken.
-        highest: rate that is tried; on a few samples, which the steps soon know by heart, no loss may tell that it is too high.
-        usual_of_adamw: the rate of a program with AdamW where nothing is known; None for one with SGD.
-        steps: of the run; no trial at one rate is longer.
-        is_trained: whether the weights were trained before. If not, rates are tried one by one; else only if range tests tell
+        program: program that takes ``lr`` with each step.
+        batches: batches for ``Session.step``; up to 20 for each test, and few more.
+        tests: number of tests.
+        highest: highest rate tried; on a few samples, soon memorized, no loss may show that a rate is too high.
+        usual_of_adamw: rate of an AdamW program if nothing is known; None for SGD.
+        steps: steps of the run; no trial at one rate is longer.
+        is_trained: True for pretrained weights. Otherwise rates are tried one by one at once, not only if range tests tell
             nothing.
-        is_constant: whether the rate stays the same during the run.
-        options: as ``Session`` takes them.
+        is_constant: True if the rate stays the same during the run.
+        options: options of ``Session``.
     """
     supply = iter(batches)
     done: list[RangeTest] = []
@@ -279,7 +278,7 @@ def find_rate(
 
 
 def _judged_of_adamw(tests: list[RangeTest], usual: float) -> tuple[float, str]:
-    """The rate that range tests say for AdamW, and a line that says why."""
+    """The rate for AdamW from range tests, and a line with the reason."""
     diverged = [test.last for test in tests if test.has_diverged]
     if tests and _have_fallen(tests):
         least = min(test.rate(test.least) for test in tests)
@@ -316,7 +315,7 @@ def _kept(batches: Iterator[Mapping[str, Any]], count: int) -> list[Mapping[str,
 def _trials(
     session: Session, state: Mapping[str, Any], batches: list[Mapping[str, Any]], top: float, steps: int, falls: bool
 ) -> list[RateTrial]:
-    """Try rates from the top down until the loss comes to more than at a higher one, at which it fell clearly."""
+    """Try rates from the top down until the loss ends above that of a higher rate with a clear fall."""
     trials: list[RateTrial] = []
     rate = top
     while len(trials) < MOST_TRIALS:
@@ -331,12 +330,12 @@ def _trials(
 
 
 def _start(trials: list[RateTrial]) -> float:
-    """The loss where all trials began, as those of the lowest rate tell."""
+    """The initial loss, from the trial at the lowest rate."""
     return float(np.mean(trials[-1].losses[:HARMLESS])) if trials[-1].losses else math.inf
 
 
 def _fall(trials: list[RateTrial]) -> float:
-    """By how much the loss fell at best; 0 if that is not clear."""
+    """The largest fall of the loss; 0 if it is not clear."""
     start = _start(trials)
     fall = start - min(trial.final for trial in trials)
     least = max(TRIAL_FALL * abs(start), DEVIATIONS * _deviation([trial.losses[:HARMLESS] for trial in trials]))
@@ -344,7 +343,7 @@ def _fall(trials: list[RateTrial]) -> float:
 
 
 def _best_of(trials: list[RateTrial], is_trained: bool) -> tuple[float, str] | None:
-    """The rate that trials say, and a line that says why; None if they do not tell either."""
+    """The rate from trials, and a line with the reason; None if they tell nothing."""
     harmless = [trial for trial in trials if not trial.has_diverged]
     if not harmless:
         return None
@@ -368,7 +367,7 @@ def _best_of(trials: list[RateTrial], is_trained: bool) -> tuple[float, str] | N
 
 
 def _judged(tests: list[RangeTest]) -> tuple[float, str]:
-    """The rate that range tests say, and a line that says why."""
+    """The rate from range tests, and a line with the reason."""
     if not tests:
         return UNKNOWN_RATE, f"lr: {UNKNOWN_RATE:g}, the usual one of SGD with momentum, as there was no batch to try"
     diverged = [test.last for test in tests if test.has_diverged]
@@ -395,9 +394,9 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
 
 
 def _have_fallen(tests: list[RangeTest]) -> bool:
-    """Whether the loss fell by more than those of batches differ, in the mean over the tests.
+    """True if the mean fall of the loss over the tests exceeds the spread of batch losses.
 
-    How much they differ is told from the differences of neighbours at the first rates, which a fall hardly adds to.
+    The spread comes from differences of neighbours at the first rates, where the loss hardly falls.
     """
     start = [loss for test in tests for loss in test.start]
     if not all(test.losses for test in tests) or not start:
@@ -408,7 +407,7 @@ def _have_fallen(tests: list[RangeTest]) -> bool:
 
 
 def _deviation(starts: Sequence[Sequence[float]]) -> float:
-    """The standard deviation of losses of batches, from the differences of neighbours; infinite where there are none."""
+    """The standard deviation of batch losses, from differences of neighbours; infinite if there are none."""
     differences = np.concatenate([np.diff(start) for start in starts])
     return math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
 
@@ -422,15 +421,15 @@ def _rounded(rate: float) -> float:
 
 
 def tests_of(steps: int) -> int:
-    """Return how many range tests a run of so many steps is worth: from 2 to 4."""
+    """Return the number of range tests for a run of so many steps: from 2 to 4."""
     return min(FEWEST_TESTS + steps // STEPS_A_TEST, MOST_TESTS)
 
 
 def repeated(dataset: Dataset, batch_size: int, seed: int, spec: DataSpec | None = None) -> Iterator[Mapping[str, Any]]:
-    """Yield batches of a data set, epoch after epoch in another order, for ``find_rate``; none is shorter than the others.
+    """Yield full batches of a data set for ``find_rate``, epoch after epoch in another order.
 
     Args:
-        dataset, batch_size, seed, spec: as ``Loader`` takes them.
+        dataset, batch_size, seed, spec: as in ``Loader``.
     """
     size = min(batch_size, len(dataset))
     loader = Loader(dataset, size, seed=seed, drop_last=True, spec=spec)
@@ -441,14 +440,14 @@ def repeated(dataset: Dataset, batch_size: int, seed: int, spec: DataSpec | None
 def feature_batches(
     program: Program, batches: Iterable[Mapping[str, Any]], each: int, seed: int = 0, **options: Any
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield batches as the steps of a program with cached features take them: the same few, in another order each time.
+    """Yield batches for the steps of a program with cached features: the same few, in another order each time.
 
     Args:
-        program: whose features are computed.
-        batches: of the model's inputs.
-        each: how many batches an epoch has.
-        seed: of the order.
-        options: as ``Session`` takes them.
+        program: program that computes the features.
+        batches: batches of the model's inputs.
+        each: number of batches in an epoch.
+        seed: seed of the order.
+        options: options of ``Session``.
     """
     with Session(program, **options) as session:
         computed = [session.features.batch(batch) for batch in itertools.islice(batches, min(each, MOST_TESTS * STEPS))]

@@ -1,4 +1,4 @@
-"""Values to learn, standardized: the scale of targets, and the two nodes by which a file predicts in their own units."""
+"""Standardized targets: their scale, and the two nodes that turn predictions back into their own units."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from burnish.untrusted_files import UNREADABLE
 
 SAMPLES_AT_ONCE = 1024
 FACTOR = 5.0
-"""Up to this many times the spread, values are of the size of others."""
+"""Factor of the spread within which values have a similar size."""
 BOUNDING = frozenset({"Relu", "Clip", "HardSigmoid"})
-"""What may stand behind a head and bounds its values: they are no standardized ones then."""
+"""Operators after a head that bound its values, so that these cannot be standardized."""
 
 
 def target_scale(dataset: Dataset, spec: DataSpec, data: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of the targets, float64 [values]; 1 for the deviation of values that are all the same.
+    """Return mean and standard deviation of the targets, float64 [values]; the deviation of constant values is 1.
 
     Raises:
         DataError: all samples have the same targets.
@@ -46,13 +46,13 @@ def target_scale(dataset: Dataset, spec: DataSpec, data: str) -> tuple[np.ndarra
 
 
 def add_output_scale(model: ir.Model, head: Head, mean: np.ndarray, std: np.ndarray, keeps: bool) -> bool:
-    """Let a model give ``result * std + mean`` of its head, in place; return False where something bounds what the head gives.
+    """Make a model output ``result * std + mean`` of its head, in place; return False if an operator bounds the head's values.
 
     Args:
         model: the model.
-        head: it gives standardized values from now on.
-        mean, std: of the targets, one for each value.
-        keeps: whether the model is to give what it gives now: weight and bias of the head are divided.
+        head: the head, which gives standardized values afterwards.
+        mean, std: those of the targets, one number for each value.
+        keeps: True to keep the model's present outputs by rescaling weight and bias of the head.
     """
     graph = model.graph
     old = next(value for value in graph.outputs if value.name == head.output)
@@ -76,22 +76,22 @@ Scale = tuple[np.ndarray, np.ndarray]
 
 
 def is_near(known: Scale, scale: Scale) -> bool:
-    """Return whether values are of the size of those that a file was trained on: of the same kind, and in the same unit."""
+    """Return True if values have a scale like the file's training data: the same kind of values in the same unit."""
     (mean, std), (other_mean, other_std) = known, scale
     ratio, largest = std / other_std, np.maximum(std, other_std)
     return bool(((ratio < FACTOR) & (ratio > 1 / FACTOR) & (np.abs(mean - other_mean) < FACTOR * largest)).all())
 
 
 def standardize_head(head: Head, scale: Scale) -> None:
-    """Let a head give ``(result - mean) / std``."""
+    """Make a head give ``(result - mean) / std``."""
     _divide(head, *scale)
 
 
 def fold_output_scale(model: ir.Model) -> Scale | None:
-    """Take the nodes that ``add_output_scale`` put into a canonical model out of it, in place: its head gives the values itself.
+    """Fold the nodes of ``add_output_scale`` into the head of a canonical model, in place.
 
     Returns:
-        The mean and standard deviation that these held; None where there were no such nodes.
+        The mean and standard deviation in these nodes; None if there are none.
     """
     try:
         said = OUTPUT_SCALE.get(model)
@@ -114,7 +114,7 @@ def fold_output_scale(model: ir.Model) -> Scale | None:
     try:
         head = find_head(model, name)
     except ConfigurationError:
-        return None  # whoever looks for the head says so
+        return None  # the search for the head reports the error
     count = head.classes
     scale, shift = (np.broadcast_to(each.reshape(-1).astype(np.float64), count) for each in (scale, shift))
     _divide(head, -shift / scale, 1 / scale)
@@ -122,7 +122,7 @@ def fold_output_scale(model: ir.Model) -> Scale | None:
 
 
 def _divide(head: Head, mean: np.ndarray, std: np.ndarray) -> None:
-    """Let a head give ``(result - mean) / std``."""
+    """Make a head give ``(result - mean) / std``."""
     weight = initial_array(head.weight)
     extents = [-1 if axis == head.class_axis else 1 for axis in range(weight.ndim)]
     set_initializer(head.weight, weight.astype(np.float64) / std.reshape(extents))

@@ -1,4 +1,4 @@
-"""What a file is to learn from data: classes of whole samples, a class for each pixel, boxes of objects, or language."""
+"""The task of a file and data: classes of samples, values, yes-or-no labels, masks of pixels, boxes of objects, or language."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LANGUAGE: Kind = "tokens"
 CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
 CLASSES_OF_PLACES = "cross_entropy:class_axis=-1"
 SHOWN = 5
-"""How many of several classes a line names."""
+"""Most classes named in a line."""
 METRICS: dict[Kind, tuple[str, ...]] = {
     "classes": ("accuracy",),
     "values": ("mean_absolute_error", "r2"),
@@ -50,22 +50,22 @@ MEAN_SQUARED_ERROR = "mse"
 
 @dataclass(frozen=True)
 class Task:
-    """What a model learns.
+    """The task of a model.
 
     Attributes:
-        kind: ``classes`` of samples, ``values``, ``questions`` of yes or no, ``masks`` of pixels, ``objects`` with boxes, or
+        kind: ``classes`` of samples, ``values``, yes-or-no ``questions``, ``masks`` of pixels, ``objects`` with boxes, or
             ``tokens`` of a language.
-        head: the layer, or for objects the layers, that the classes come from; of a language model the layer that gives a score
-            for each token, which is kept.
-        outputs: what the loss reads.
-        loss: what is minimized.
-        metrics: what is reported; the first decides which epoch is best.
-        others: how many of the scores are of no class.
-        is_yes_or_no: whether each score is a question of its own.
-        scores: of masks, how many scores the loss reads of each pixel; None: as many as the file gives.
-        doubt: what was taken for granted that neither file nor data tell, in words; None where there is nothing.
-        reason: why values, or questions, are learned, in words; None for other kinds.
-        is_other: whether something behind the head, such as a softmax, was taken out, so that the head is of no use as it is.
+        head: the layer that gives the classes, for objects the layers; for a language model the layer that gives a score for each
+            token, which is kept.
+        outputs: values that the loss reads.
+        loss: the loss.
+        metrics: reported metrics; the first decides which epoch is best.
+        others: number of scores for the background.
+        is_yes_or_no: True if each score is a separate yes-or-no question.
+        scores: for masks, scores per pixel that the loss reads; None: as many as the file gives.
+        doubt: assumption that neither file nor data confirm, in words; None if there is none.
+        reason: reason to learn values or questions, in words; None for other kinds.
+        is_other: True if an operator after the head, such as a softmax, was removed, so that the old head is of no use.
     """
 
     kind: Kind
@@ -82,12 +82,12 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """How many the file has."""
+        """The number of classes of the file."""
         return (self.head.scores if isinstance(self.head, ClassLayers) else self.head.classes) - self.others
 
     @property
     def called(self) -> str:
-        """The head, as messages call it."""
+        """The head as the subject of a message."""
         if isinstance(self.head, Head):
             return f"'{self.head.weight.name}' is"
         if isinstance(self.head, OutputLayer):
@@ -96,7 +96,7 @@ class Task:
         return f"'{weights[0].name}' is" if len(weights) == 1 else f"'{weights[0].name}' and {len(weights) - 1} more are"
 
     def replaced(self, model: ir.Model, classes: int, seed: int) -> tuple[ir.Model, Task]:
-        """Return the model with a head that is drawn anew for other classes, and its task."""
+        """Return the model with a re-initialized head for other classes, and its task."""
         if isinstance(self.head, Head):
             model = replace_head(model, classes, self.head.output, seed)
             return model, replace(self, head=find_head(model, self.head.output))
@@ -106,7 +106,7 @@ class Task:
         return model, replace(self, head=replace(self.head, scores=scores))
 
     def head_in(self, model: ir.Model) -> AnyHead:
-        """Return the head in another form of the model, in which it is the same."""
+        """Return the same head in another form of the model."""
         if isinstance(self.head, OutputLayer):
             return output_layer(model, self.head.output)
         if isinstance(self.head, Head):
@@ -115,21 +115,21 @@ class Task:
         return class_layers(scores, self.head.scores)
 
     def occurring(self, dataset: Dataset, spec: DataSpec) -> list[int]:
-        """Return which classes there are in data that do not name them, in ascending order; of yes or no, all scores.
+        """Return the classes that occur in data without class names, in ascending order; for yes-or-no labels, all scores.
 
         Raises:
-            DataError: the data give no labels.
+            DataError: the data have no labels.
         """
         if spec.label is None:
             raise DataError("the data give no labels: fine-tuning learns classes")
         if not is_of_classes(spec):  # one target for each score
             width = dataset.batch(np.arange(1))[spec.label.name].shape[1:]
             return list(range(width[0] if len(width) == 1 else self.classes))
-        # Of a CTC the head has a class of no label too, wherever it is numbered.
+        # The head of a CTC also has a blank class, under any number.
         classes = {self.loss.blank} if isinstance(self.loss, ConnectionistTemporalClassification) else set()
         for begin in range(0, len(dataset), 1024):
             indices = np.arange(begin, min(begin + 1024, len(dataset)))
-            if isinstance(dataset, MaskImages):  # whose pictures need not be read for it
+            if isinstance(dataset, MaskImages):  # reads no images
                 labels = dataset.annotations(indices.tolist(), np.zeros(len(indices), bool))[spec.label.name]
             else:
                 labels = dataset.batch(indices)[spec.label.name]
@@ -138,15 +138,15 @@ class Task:
 
 
 def is_of_classes(spec: DataSpec) -> bool:
-    """Whether a program compares with indices of classes, and not with a target for each score."""
+    """True if a program compares with class indices, False if with a target for each score."""
     return spec.label is None or not spec.label.dtype.is_floating_point()
 
 
 def absent_classes(occurring: Sequence[int]) -> str | None:
-    """Return a line on classes below the largest that no sample has; None where there are none.
+    """Return a line on classes below the largest that no sample has; None if there are none.
 
     Args:
-        occurring: those that samples have, in ascending order.
+        occurring: classes that samples have, in ascending order.
     """
     absent = sorted({*range(occurring[-1] if occurring else 0)}.difference(occurring))
     if not absent:
@@ -170,19 +170,19 @@ def task_of(
     language: OutputLayer | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> Task:
-    """Tell what a canonical model is to learn from data.
+    """Return the task of a canonical model on data.
 
     Args:
-        model: the model; what stands behind the head of one that is to give values is taken out of it.
-        data: objects in the form of COCO or VOC, pictures and masks, or anything else with classes, values or yes and no.
-        output: what the loss reads: of a detector boxes and scores.
-        loss, metrics: in place of those that fit.
-        augment: MixUp and CutMix of it become part of the loss.
-        language: the output layer of a language model, if the data are texts that it is to learn.
-        reading: the options that the data are opened with.
+        model: the model; for values, the activation after its head is removed.
+        data: objects in the form of COCO or VOC, images with masks, or other data with classes, values or yes-or-no labels.
+        output: output that the loss reads; for a detector boxes and scores.
+        loss, metrics: replacements for the defaults.
+        augment: MixUp and CutMix in it become part of the loss.
+        language: output layer of a language model, if the data are texts to learn.
+        reading: options for opening the data.
 
     Raises:
-        ConfigurationError: the model has no head for such data, or what must be said of it.
+        ConfigurationError: the model has no head for such data, or an option is needed.
     """
     if language is not None:
         if augment is not None:
@@ -222,10 +222,10 @@ def task_of(
 
 def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
     output = next((value for value in model.graph.outputs if value.name == head.output), None)
-    # A product has the classes along its last axis: those of each step of a sequence, or of each token.
+    # A product has the classes along its last axis, for each step of a sequence or each token.
     is_of_places = loss is None and head.node.op_type == "MatMul" and output is not None and len(output.shape or ()) > 2
     chosen = losses.get(CLASSES_OF_PLACES if is_of_places else CROSS_ENTROPY if loss is None else loss)
-    # No metric knows the alignments of a CTC: the loss decides which epoch is best.
+    # No metric knows the alignments of a CTC, so the loss decides which epoch is best.
     metrics = () if isinstance(chosen, ConnectionistTemporalClassification) else METRICS["classes"]
     doubt = f"task: a class for each place of '{head.output}': {CLASSES_OF_PLACES}" if is_of_places else None
     return Task("classes", head, head.output, chosen, metrics, doubt=doubt)
@@ -234,10 +234,10 @@ def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
 def _numbers(
     model: ir.Model, head: Head, loss: losses.Loss | None, kind: Literal["values", "questions"], reason: str | None
 ) -> Task:
-    """The task of values, or of yes or no: a number of the output for each.
+    """The task of values or yes-or-no labels, one number of the output for each.
 
     Raises:
-        ConfigurationError: the output has more than one row for each sample, or is no result of the head alone.
+        ConfigurationError: the output has more than one row for each sample, or is not a result of the head.
     """
     output = next(value for value in model.graph.outputs if value.name == head.output)
     if kind == "values" and (output.dtype not in FLOATING or output.shape is None or len(output.shape) > 2):
@@ -256,9 +256,9 @@ def _numbers(
 
 
 def _without_activation(model: ir.Model, head: Head, kind: Literal["values", "questions"]) -> list[str]:
-    """Take out, in place, what makes probabilities of the head's result, and return what that was; a Sigmoid stays for questions.
+    """Remove, in place, operators that turn the head's result into probabilities, and return their names.
 
-    For questions a Sigmoid takes the place of a Softmax, so that the file goes on to give probabilities.
+    For questions a Sigmoid stays, and replaces a Softmax, so that the file still gives probabilities.
     """
     removed: list[str] = []
     value: ir.Value | None = next(value for value in model.graph.outputs if value.name == head.output)
@@ -276,7 +276,7 @@ def _without_activation(model: ir.Model, head: Head, kind: Literal["values", "qu
 
 
 def _is_of_pixels(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> bool:
-    """Whether a model gives classes for each pixel, and no boxes."""
+    """True if a model gives classes for each pixel, and no boxes."""
     if output is not None and not isinstance(output, str):
         return False
     try:
@@ -310,9 +310,9 @@ def _masks(model: ir.Model, head: Head, loss: losses.LossLike | None, folder: Pa
 
 
 def _scores_of_pixels(head: Head, loss: losses.Loss | None, folder: Path) -> tuple[int, bool]:
-    """How many scores of each pixel are to be learned, and whether that is one of yes or no.
+    """Return the scores per pixel to learn, and True for a yes-or-no mask.
 
-    Where a file gives more than one, their number follows from the data when these are read.
+    If a file gives more than one, the number is settled when the data are read.
     """
     if loss is not None and asks_yes_or_no(loss):
         return 1, True
@@ -341,7 +341,7 @@ def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.L
 
 
 def _recorded_detector(model: ir.Model) -> tuple[list[str] | None, losses.Loss | None]:
-    """Return the outputs and the loss that a file of burnish's names for objects; None for each if it names none."""
+    """Return the outputs and the loss for objects recorded in a burnish file, or None for both."""
     recorded = read_objective(model.metadata_props)
     loss = losses.get(recorded["loss"]) if recorded else None
     names = {value.name for node in model.graph for value in node.outputs}
@@ -351,7 +351,7 @@ def _recorded_detector(model: ir.Model) -> tuple[list[str] | None, losses.Loss |
 
 
 def _layers_of(value: ir.Value) -> list[ir.Node]:
-    """Return the linear layers that a value comes from; none where it is computed otherwise."""
+    """Return the linear layers that compute a value; none if it is computed otherwise."""
     node = value.producer()
     if node is not None and node.op_type == "Sigmoid" and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -359,7 +359,7 @@ def _layers_of(value: ir.Value) -> list[ir.Node]:
 
 
 def output_of(model: ir.Model) -> str | None:
-    """Return the output with the classes, where there are several and one head alone leads to any; None: that is not told."""
+    """Return the output with the classes if only one head leads to outputs; None otherwise."""
     heads: dict[ir.Node, str] = {}
     for value in model.graph.outputs:
         if value.dtype in FLOATING:
@@ -370,23 +370,23 @@ def output_of(model: ir.Model) -> str | None:
 
 
 OF_FILES = ("image_size", "sound")
-"""Options of data that are read from files."""
+"""Options for data in files."""
 OF_TABLES = ("label", "label_separator", "missing", "columns")
-"""Options of tables, in files and in memory."""
+"""Options for tables, in files and in memory."""
 
 
 def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, **options: Any) -> Dataset:
-    """Open data by path (``open_dataset``), or make a data set of what lies in memory (``as_dataset``).
+    """Open data by path (``open_dataset``), or wrap data in memory (``as_dataset``).
 
     Args:
-        source: what ``Trainer`` takes, but for batches as they come.
-        spec: what the program takes.
+        source: data for ``Trainer``, except an iterable of batches.
+        spec: inputs of the program.
         classes: names of the classes in the order of their indices.
-        options: as ``open_dataset`` takes them; of data in memory ``pixels``, ``text`` and ``split``, and what is for tables.
+        options: options of ``open_dataset``; for data in memory ``pixels``, ``text``, ``split`` and the options of tables.
 
     Raises:
-        DataError: what cannot be read or does not fit, or comes as batches.
-        ConfigurationError: an option of files, for data in memory.
+        DataError: the data cannot be read, do not fit, or are batches.
+        ConfigurationError: an option for files is given with data in memory.
     """
     if isinstance(source, str | Path):
         return open_dataset(source, spec, classes=classes, **options)
@@ -404,5 +404,5 @@ def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | Non
 
 
 def name_of(source: DataSource) -> str:
-    """Return what messages call data."""
+    """Return the name of data in messages."""
     return str(source) if isinstance(source, str | Path) else "data"

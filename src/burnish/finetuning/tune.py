@@ -1,4 +1,4 @@
-"""Fine-tuning from a file and data to the tuned file: ``tune`` is what ``burnish.finetune`` and the command line call."""
+"""Fine-tuning from a model and data to the tuned file; ``burnish.finetune`` and the command line call ``tune``."""
 
 from __future__ import annotations
 
@@ -47,23 +47,20 @@ from burnish.training.trainer import Trainer
 from burnish.warn import warn
 
 STEP = "step"
-"""The metadata of a tuned file: its figures, and on which data they were taken."""
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What ``finetune`` came to.
+    """The result of ``finetune``.
 
     Attributes:
-        path: of the tuned model.
-        result: what the trainer reported; of several stages, the last.
-        notes: what was decided, and why, a line each.
+        path: path of the tuned model.
+        result: result of the trainer, for several stages of the last.
+        notes: decisions with reasons, one per line.
         accuracies: with ``quantize``, those of ``float32``, ``quantized_after_training`` and ``quantized_in_training``; else
             empty.
-        opening: options of ``burnish.Predictor`` by which ``predict`` and ``evaluate`` open the tuned model: the engine, and how
-            the data were read.
-        evaluation: the data that it was evaluated on while it trained: ``eval_data``, or the part that ``eval_split`` held out;
-            None if there were none.
+        opening: options of ``burnish.Predictor`` for ``predict`` and ``evaluate``: the engine, and the reading of data.
+        evaluation: evaluation data of the training: ``eval_data``, or the part held out by ``eval_split``; None without either.
     """
 
     path: Path
@@ -74,7 +71,7 @@ class Finetuned:
     evaluation: Dataset | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        """The file and what it came to in one line; ``notes`` says what was decided."""
+        """The file and its metrics in one line."""
         reached = ", ".join(f"{name}={value:.6g}" for name, value in self.result.metrics.items())
         return f"Finetuned('{self.path}', {reached}, {self.result.steps:,} steps)"
 
@@ -89,14 +86,14 @@ class Finetuned:
         return Predictor(self.path, **self.opening)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Prediction | list[Prediction]:
-        """Return the tuned model's prediction of one sample, or those of several; see ``burnish.Predictor.predict``.
+        """Return the tuned model's prediction for one sample, or for several; see ``burnish.Predictor.predict``.
 
         Args:
-            x: a path of a photo, a folder or a table, an array, arrays by input name, a text, or a list of these.
+            x: path of an image, a folder or a table, an array, arrays by input name, a text, or a list of these.
             batch_size: samples at once; None: 32.
 
         Raises:
-            DataError: no samples, or samples that do not fit the model.
+            DataError: there are no samples, or they do not fit the model.
         """
         return self.predictor.predict(x, batch_size=batch_size)
 
@@ -104,11 +101,11 @@ class Finetuned:
         """Return loss and metrics of the tuned model over labelled data; see ``burnish.Predictor.evaluate``.
 
         Args:
-            data: as ``finetune`` takes it; None: ``evaluation``.
+            data: as in ``finetune``; None: ``evaluation``.
 
         Raises:
-            ConfigurationError: no data, and there were none to evaluate on while it trained.
-            DataError: data that cannot be read or do not fit the model.
+            ConfigurationError: no data are given, and the training had no evaluation data.
+            DataError: the data cannot be read or do not fit the model.
         """
         data = self.evaluation if data is None else data
         if data is None:
@@ -121,22 +118,23 @@ class Finetuned:
 
 @takes(FinetuneOptions, otherwise="burnish.Trainer")
 def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Finetuned:
-    """Tune a trained model on your own data, and write it: a classifier, a model of segmentation, a detector, a language model.
+    """Fine-tune a trained model on your own data, and write it: a classifier, segmentation model, detector or language model.
 
-    Its head is re-initialized unless the file names the classes of the data as its own; a language model keeps it. A file of one
-    sample is opened for batches, and the learning rate is found by trial steps; ``notes`` of the result says so. With
-    ``eval_data`` or ``eval_split`` the best epoch is written, else the last.
+    The head is re-initialized unless the file's classes are those of the data; a language model keeps it. A file for one sample
+    is opened for batches, and trial steps find the learning rate; ``notes`` of the result list such decisions. With ``eval_data``
+    or ``eval_split`` the best epoch is written, otherwise the last.
+
     ``burnish finetune`` does the same, and keeps checkpoints.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        data: a path, as ``burnish.data.open_dataset`` takes it; ``(x, y)``, arrays by input name, a data set, or one of Hugging
-            Face ``datasets``, as ``Trainer`` takes them. No batches as they come: the data are read before they are trained on.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        data: path for ``burnish.data.open_dataset``; or ``(x, y)``, arrays by input name, a data set, or a Hugging Face data set,
+            as in ``Trainer``. Not an iterable of batches: the data are read before training.
 
     Raises:
-        ConfigurationError: no head can be told, or ``freeze_until`` names nothing, or an option is out of range; or a result
-            cannot be written where it is to be.
-        DataError: the data cannot be read, or hold no classes.
+        ConfigurationError: no head can be found, ``freeze_until`` names nothing, an option is out of range, or an output path
+            cannot be written.
+        DataError: the data cannot be read, or have no classes.
     """
     check_output(Path(options.output), "output", read=(source, data, options.eval_data))
     for form, path in (options.save_adapters or {}).items():
@@ -154,11 +152,11 @@ def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Fine
 
 @dataclass
 class Run(ABC):
-    """A run of fine-tuning: ``tune`` says what is trained, and this how, what is said of it, and what is kept.
+    """A fine-tuning run: ``tune`` decides what to train; subclasses train, report and store.
 
     Attributes:
-        folder: for what is written on the way.
-        resumes: whether it goes on, with what lies there.
+        folder: folder for intermediate files.
+        resumes: True if the run continues from files in the folder.
     """
 
     folder: Path
@@ -166,55 +164,55 @@ class Run(ABC):
 
     @abstractmethod
     def say(self, line: str) -> None:
-        """Tell what was decided, or what something came to."""
+        """Report a decision or a result."""
 
     def begun(self) -> Choices | None:
-        """Return what was chosen when the run began, where it goes on; None where it begins."""
+        """Return the choices of a run that resumes; None for a new run."""
         return None
 
     @abstractmethod
     def begin(self, choices: Choices, planned: Plan, dataset: Dataset) -> None:
-        """Take what was chosen, and of what, for ``train``."""
+        """Store the choices, plan and data for ``train``."""
 
     @abstractmethod
     def train(self, choices: Choices, number: int, quantized: Path | None, loss: losses.Loss) -> tuple[Path, TrainingResult]:
         """Train a stage.
 
         Args:
-            choices: of the run.
-            number: of the stage, from 0.
-            quantized: the model that it begins with, where it is one of integers.
-            loss: what it learns.
+            choices: choices of the run.
+            number: number of the stage, from 0.
+            quantized: quantized model that the stage starts from, or None.
+            loss: the loss.
 
         Returns:
-            Where the tuned model was written, for a stage in which all layers train, and what the training came to.
+            The path of the tuned model (if all layers train in the stage), and the training result.
         """
 
     @abstractmethod
     def data(self, tuned: Path, is_evaluation: bool) -> Dataset | None:
-        """Return the data to train or to evaluate on, as a tuned model reads them; None where there are none."""
+        """Return the training or evaluation data as a tuned model reads them; None if there are none."""
 
     def called(self, quantized: Path) -> str:
-        """Return what lines call the quantized model before it is trained."""
+        """Return the name of the untrained quantized model in reports."""
         return str(quantized)
 
     @abstractmethod
     def end(self, figures: Mapping[str, Any]) -> None:
-        """Keep what the integers cost: the accuracies, which metric they are, and of which data."""
+        """Store the accuracies of quantization, with their metric and data."""
 
 
 def tune(
     source: Source, data: DataSource, options: FinetuneOptions, run: Run
 ) -> tuple[Path, TrainingResult, Mapping[str, float]]:
-    """Tune a model as ``options`` say: choose, or take what the run chose, train each stage, and make integers of what is tuned.
+    """Tune a model: make or load the choices, train each stage, and quantize the tuned model if asked.
 
     Args:
-        source, data: as ``finetune`` takes them.
-        options: of the run; those of the choice are not read where the run goes on.
-        run: trains the stages.
+        source, data: as in ``finetune``.
+        options: options of the run; a resumed run ignores those that its choices settle.
+        run: run that trains the stages.
 
     Returns:
-        Where the tuned model is, what the training of its last stage came to, and the accuracies of ``Finetuned``.
+        The path of the tuned model, the training result of its last stage, and ``Finetuned.accuracies``.
     """
     choices = run.begun() or _choose(source, data, options, run)
     loss, files, integers = losses.get(choices.loss), dict[str, Path](), None
@@ -249,7 +247,7 @@ def tune(
 
 
 def _choose(source: Source, data: DataSource, options: FinetuneOptions, run: Run) -> Choices:
-    """Make the model ready and plan its training; both are said, and the run takes them."""
+    """Prepare the model, plan its training, report both, and pass them to the run."""
     prepared, dataset = transfer(source, data, options)
     if options.quantize is not None:
         _check_quantized(prepared)
@@ -266,7 +264,7 @@ def _choose(source: Source, data: DataSource, options: FinetuneOptions, run: Run
 
 
 def _check_quantized(prepared: Transfer) -> None:
-    """Raise ConfigurationError for integers that a detector would end in, or that the model holds already."""
+    """Raise ConfigurationError if the task cannot be quantized or the model already is."""
     check_unquantized(prepared.model.graph)
     if not prepared.task.metrics:
         raise ConfigurationError(
@@ -283,7 +281,7 @@ def _check_quantized(prepared: Transfer) -> None:
 def _quantize(
     integers: Quantization, choices: Choices, data: DataSource, options: FinetuneOptions, run: Run, files: Mapping[str, Path]
 ) -> None:
-    """Write and say the quantized form of the tuned model, calibrated on the training data; that of a run that goes on stays."""
+    """Write and report the quantized tuned model, calibrated on the training data; a resumed run keeps its file."""
     tuned, quantized = files.values()
     if run.resumes and quantized.is_file():
         return
@@ -303,11 +301,11 @@ def _training_data(run: Run, tuned: Path) -> Dataset:
 
 
 class OneFile(Run):
-    """A run of which the tuned file alone is kept.
+    """A run that keeps only the tuned file.
 
     Args:
-        folder: of its checkpoints.
-        options: of the run.
+        folder: folder of its checkpoints.
+        options: options of the run.
     """
 
     plan: Plan
@@ -332,13 +330,13 @@ class OneFile(Run):
         self.plan, self.dataset = planned, dataset
 
     def end(self, figures: Mapping[str, Any]) -> None:
-        """Let the file take raw columns, after its accuracies are known; ``Finetuned`` holds these."""
+        """Export the file again so that it takes raw columns, once its accuracies are known."""
         if self.dataset_table is not None:
             self._last_export()
 
     @property
     def dataset_table(self) -> TableDescription | None:
-        """How the columns of the data are read; None where they are no table, or as they are."""
+        """The column preprocessing of the data; None if they are no table, or are read unchanged."""
         return DataDescription.of(self.dataset).table
 
     def data(self, tuned: Path, is_evaluation: bool) -> Dataset | None:
@@ -372,7 +370,7 @@ class OneFile(Run):
         if is_whole:
             earlier = self._earlier if quantized is None else ()
             trainer.session.metadata |= metrics_entry(take_best(trainer, result, options.is_evaluated, earlier))
-            # What is judged and trained further reads columns as the data set gives them.
+            # For evaluation and further training, the file reads columns as the data set gives them.
             export = partial(trainer.session.export, path, fold_norm=number + 1 == len(choices.stages))
             export(columns=choices.quantize is None)
             self._last_export = export
@@ -385,7 +383,7 @@ class OneFile(Run):
         return path, result
 
     def _opened(self, program: Program) -> Dataset | None:
-        """Data to evaluate on, read as those that are trained on; None where there are none."""
+        """Evaluation data, read like the training data; None if there are none."""
         if self.options.eval_data is None:
             return self.plan.transfer.evaluation
         described = DataDescription.of(self.dataset)
@@ -396,7 +394,7 @@ class OneFile(Run):
 
 
 def _plan_of_integers(plan: Plan, choices: Choices, model: ir.Model, loss: losses.Loss) -> Plan:
-    """Return the plan of the stage in which a quantized model trains, after that of the stages before."""
+    """Return the plan of the quantized stage."""
     chosen = choices.stages[-1]
     batch = plan.transfer.batch if takes_one_sample(model) else None
     task = replace(plan.transfer.task, loss=loss)
@@ -408,19 +406,19 @@ def _plan_of_integers(plan: Plan, choices: Choices, model: ir.Model, loss: losse
 def take_best(
     trainer: Trainer, result: TrainingResult, is_evaluated: bool, earlier: Sequence[tuple[Mapping[str, Any] | None, Path]] = ()
 ) -> dict[str, Any]:
-    """Bring the best epoch back where there are evaluation data, and return what the figures of the session's state are.
+    """Restore the best epoch if there are evaluation data, and return the figures of the session's state.
 
-    Where an epoch of an earlier stage was better, its state becomes that of the session, and the best checkpoint of the run.
+    If an epoch of an earlier stage was better, the session and the best checkpoint of the run get its state.
 
     Args:
-        trainer: whose run is over.
-        result: of the run.
-        is_evaluated: whether there are evaluation data; the last epoch stays where there are none.
-        earlier: of each stage before, in their order, the best epoch as ``TrainingResult.best`` has it, and its checkpoint.
+        trainer: trainer of the finished run.
+        result: result of the run.
+        is_evaluated: True if there are evaluation data; otherwise the last epoch stays.
+        earlier: for each earlier stage in order, its best epoch as in ``TrainingResult.best``, and its checkpoint.
 
     Returns:
-        ``data``, which the figures are of, ``epoch`` (from 1), ``stage`` (from 1) where that is an earlier one, and each figure
-        by name; ``metrics_entry`` takes it.
+        ``data`` of the figures, ``epoch`` (from 1), ``stage`` (from 1, only for an earlier one), and each figure by name, as for
+        ``metrics_entry``.
     """
     data = "evaluation" if is_evaluated else "training"
     best: Mapping[str, Any] | None = result.best
@@ -440,7 +438,7 @@ def take_best(
         trainer.session.restore(trainer.best)
         return figures
     number, path = stage
-    # What had not trained by then is as the start model has it.
+    # Weights that had not trained by then come from the start model.
     trainer.session.load_state(trainer.program.initial_state(trainer.loader.seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryOverWarning)
@@ -450,19 +448,19 @@ def take_best(
 
 
 def _loss_of(path: Path) -> float | None:
-    """The loss of the epoch that a best checkpoint is of; None where it does not say."""
+    """The loss of a best checkpoint's epoch; None if it is not stored."""
     with open_checkpoint(path) as checkpoint:
         loss = checkpoint.extra.get("position", {}).get("best_loss")
     return float(loss) if isinstance(loss, int | float) else None
 
 
 def metrics_entry(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entry for ``metadata_props`` that says what a tuned file came to, as JSON."""
+    """Return the ``metadata_props`` entry with the figures of a tuned file, as JSON."""
     return {FIGURES.key: FIGURES.write(dict(figures))}
 
 
 def _carried(program: Program, state: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
-    """The state of a stage that goes on from another; its schedule begins anew, and so do its steps. None for the first."""
+    """The state for a stage after another; its steps and schedule start at 0. None for the first."""
     if state is None:
         return None
     carried = program.carry_state(state).state

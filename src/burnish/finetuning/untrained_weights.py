@@ -1,4 +1,4 @@
-"""Random weights: layers that were never trained, or hardly, as the singular values of their matrices tell."""
+"""Detection of random weights: layers that were never or hardly trained, by the singular values of their matrices."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import onnx_ir as ir
 from burnish.graph import FLOATING
 
 SMALLEST = 8
-"""Rows and columns of a matrix at least: of smaller ones chance tells too little."""
+"""Fewest rows and columns of a matrix: smaller ones are not conclusive."""
 LARGEST = 1024
-"""Rows and columns of a matrix that are looked at: a part of independent numbers is as random as the whole."""
+"""Most rows and columns examined: a part of independent numbers is as random as the whole."""
 DEVIATIONS = 5.0
-"""By so many, in units of the Tracy-Widom law, a singular value stands out: one matrix of 10,000 random ones has such a value."""
+"""Deviations, in units of the Tracy-Widom law, of a singular value that stands out: one in 10,000 random matrices has one."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 def are_random(model: ir.Model, names: Collection[str]) -> tuple[int, bool | None]:
-    """Tell whether weights look as if they were drawn at random and not trained since.
+    """Test if weights look random and untrained.
 
-    Training adds directions to a matrix that its data have in common: its largest singular value grows beyond that of a matrix of
-    independent numbers, whatever their distribution. A few steps add little, and weights after them look random too.
+    Training adds directions common in the data to a matrix: its largest singular value grows beyond that of a matrix of
+    independent numbers, for any distribution. A few steps add little, and weights still look random after them.
 
     Sources: Johnstone, "On the distribution of the largest eigenvalue in principal components analysis", 2001; Martin and
     Mahoney, "Implicit self-regularization in deep neural networks", 2021.
 
     Args:
         model: a canonical model.
-        names: of the initializers that are looked at, up to the first that does not look random.
+        names: initializers to examine, up to the first that does not look random.
 
     Returns:
-        How many matrices tell, and whether all of them look random: None if there are none.
+        The number of matrices examined, and True if all look random; None if there are none.
     """
     count = 0
     for matrix in _matrices(model, names):
@@ -58,7 +58,7 @@ def _matrices(model: ir.Model, names: Collection[str]) -> Iterator[np.ndarray]:
 
 
 def _stands_out(matrix: np.ndarray) -> bool:
-    """True if the largest singular value is larger than that of independent numbers of the same size."""
+    """True if the largest singular value exceeds that of independent numbers of the same size."""
     rows, columns = matrix.shape
     below, right = math.sqrt(rows - 1), math.sqrt(columns)
     mean, deviation = (below + right) ** 2, (below + right) * (1 / below + 1 / right) ** (1 / 3)

@@ -1,6 +1,6 @@
-"""Training: a program's state on an engine, the trainer's loop and the folder of its run, checks of batches.
+"""Training: a program's state on an engine, the trainer's loop and run folder, checks of batches.
 
-What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
+The program defines a step, the engine runs its graph, and ``burnish.data`` supplies batches.
 """
 
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ __all__ = [
     "write_checkpoint",
 ]
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+if not TYPE_CHECKING:  # for a type checker, a module with __getattr__ has every name
     __getattr__, __dir__ = exports(
         __name__,
         {

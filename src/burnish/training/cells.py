@@ -1,4 +1,4 @@
-"""Cells of notebooks: the HTML that they show of an object, and the shell that runs them."""
+"""Notebook cells: HTML of objects, and detection of the shell."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Curve = Sequence[tuple[float, float]]
 
 
 def shell() -> Any:
-    """Return the shell of IPython that runs this code; None where there is none. Nothing is imported."""
+    """Return the IPython shell that runs this code, or None. Nothing is imported."""
     running = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return None if running is None else running()
 
 
 def in_notebook() -> bool:
-    """Return whether a kernel of Jupyter runs this code, whose cells show HTML."""
+    """Return True if a Jupyter kernel runs this code, so that cells show HTML."""
     return getattr(shell(), "kernel", None) is not None
 
 
@@ -27,13 +27,13 @@ def cell(
     curves: Mapping[str, Mapping[str, Curve]] | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return what a cell shows as HTML: a small table, charts, and lines. All names and values are escaped.
+    """Return the HTML of a cell: a small table, charts, and lines. All names and values are escaped.
 
     Args:
-        title: of the object.
+        title: title of the object.
         rows: names and values of the table.
-        curves: for each chart, by its title, points (x, y) of its lines by name.
-        notes: a line each.
+        curves: by title of a chart, the points (x, y) of its lines by name.
+        notes: one line each.
     """
     from burnish.training.html_report.charts import Line, line_chart, template
 
@@ -46,7 +46,7 @@ def cell(
 
 
 def text_of(value: Any) -> str:
-    """Return an option in words: its name alone, if it has settings."""
+    """Return an option in words; only its name if it has settings."""
     if isinstance(value, Mapping):
         return str(value.get("name", ", ".join(map(str, value))))
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,12 +1,12 @@
-"""Checkpoints: the whole state of a training run in one safetensors file, written whole or not at all.
+"""Checkpoints: the whole state of a training run in one safetensors file, written atomically.
 
-The file's text header holds a digest of the whole file, the format version, the identity of the program, the step, the engine and
-what the caller adds (the position in the data). Nothing is unpickled.
+The file's header has a digest of the whole file, the format version, the identity of the program, the step, the engine and the
+caller's values (the position in the data). Nothing is unpickled.
 
-A checkpoint of adapters (``burnish.surgery.lora``) leaves out what no step changes, and its header has the hash of that.
+A checkpoint of adapters (``burnish.surgery.lora``) leaves out state that no step changes, and its header has the hash of that.
 
-A checkpoint with a journal holds what every step changes, and names a base and the records of changed rows in the folder
-``journal`` next to it (``burnish.training.tables``).
+A checkpoint with a journal holds the state that every step changes, and names a base and the records of changed rows in the
+folder ``journal`` next to it (``burnish.training.tables``).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 FORMAT = "burnish checkpoint"
 EXAMPLE = "last.safetensors"
 JOURNAL = "journal"
-"""The entry of the header with the place in a journal, and the folder of journals beside checkpoints."""
+"""Header entry with the place in a journal, and folder of journals next to checkpoints."""
 BASE = "base"
-"""The entry of the header with the hash of what adapters stand beside."""
+"""Header entry with the hash of the weights under adapters."""
 
 
 @dataclass(frozen=True)
 class ProgramIdentity:
-    """The identity of a program: a hash of the graphs and the signature, and one of each graph."""
+    """The identity of a program: a hash of graphs and signature, and a hash of each graph."""
 
     program: str
     graphs: dict[str, str]
@@ -61,17 +61,17 @@ class ProgramIdentity:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file that was read.
+    """The content of a checkpoint file.
 
     Attributes:
-        state: arrays by state name; of a checkpoint that is open, each is read when it is asked for.
-        step: how many steps had been taken.
-        identity: of the program that it was made with.
-        engine: the name of the engine that it was made on.
-        extra: what the caller added: JSON-compatible values.
+        state: arrays by state name; an open checkpoint reads each on request.
+        step: number of steps taken.
+        identity: identity of the program that wrote it.
+        engine: name of the engine that wrote it.
+        extra: JSON-compatible values of the caller.
         metadata: entries for the ``metadata_props`` of an exported model.
-        journal: up to where in which journal it goes; None for a state in one file.
-        base: the hash of what adapters stand beside, which is not in the file; None for a whole state.
+        journal: the journal and the place in it; None for a state in one file.
+        base: hash of the weights under adapters, which are not in the file; None for a whole state.
     """
 
     state: Mapping[str, np.ndarray]
@@ -87,7 +87,7 @@ class Checkpoint:
 def _json_text(what: str, path: Path, values: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(dict(values))
-        read_json(text)  # not all that is written is read again: lists in lists without end, halves of characters
+        read_json(text)  # some written JSON cannot be read again: deeply nested lists, lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{what} of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
@@ -108,23 +108,23 @@ def write_checkpoint(
     journal: JournalPlace | None = None,
     base: str | None = None,
 ) -> None:
-    """Write a checkpoint, whole or not at all; an earlier file of this name is replaced only by a whole one.
+    """Write a checkpoint atomically; an earlier file is replaced only by a complete one.
 
     Args:
-        path: a file name, by convention ending in ``.safetensors``.
-        state: arrays by state name; of those that are made on request, one is in memory at a time.
-        step: how many steps have been taken.
-        identity: of the program.
+        path: file name, by convention ending in ``.safetensors``.
+        state: arrays by state name; lazy arrays are in memory one at a time.
+        step: number of steps taken.
+        identity: identity of the program.
         engine: name of the engine.
-        extra: JSON-compatible values that ``read_checkpoint`` gives back.
+        extra: JSON-compatible values that ``read_checkpoint`` returns.
         metadata: entries for the ``metadata_props`` of an exported model.
-        check: as ``write_state_file`` takes it.
-        journal: where the rest of the state is; ``state`` is then what is not there.
-        base: the hash of the rest of the state, which nothing changes; ``state`` is then without it.
+        check: as in ``write_state_file``.
+        journal: place in a journal with the remaining state; ``state`` is then without it.
+        base: hash of the remaining state, which never changes; ``state`` is then without it.
 
     Raises:
         CheckpointError: the file cannot be written.
-        ConfigurationError: ``extra`` or ``metadata`` is not JSON-compatible, or is nothing that would be read again.
+        ConfigurationError: ``extra`` or ``metadata`` is not JSON-compatible, or could not be read again.
     """
     path = file_path(path, EXAMPLE)
     extra_text = _json_text("extra", path, extra or {})
@@ -150,13 +150,13 @@ def write_checkpoint(
         write_state_file(path, state, header, check=check)
     except BaseException:
         if is_new_folder:
-            with contextlib.suppress(OSError):  # something else is in it
+            with contextlib.suppress(OSError):  # the folder may hold other files
                 path.parent.rmdir()
         raise
 
 
 def finite_check(path: str | Path, names: Collection[str]) -> Callable[[str, np.ndarray], None]:
-    """Return what ``write_checkpoint`` takes as ``check``: CheckpointError for NaN or infinite values in these state entries."""
+    """Return a ``check`` for ``write_checkpoint``: CheckpointError for NaN or infinite values in these state entries."""
 
     def check(name: str, part: np.ndarray) -> None:
         if name in names and first_non_finite({name: part}) is not None:
@@ -180,17 +180,17 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def open_checkpoint(path: str | Path, is_known: Callable[[JournalPlace], bool] | None = None) -> Iterator[Checkpoint]:
-    """Open a checkpoint, without comparing it with a program; the arrays of its state are read when they are asked for.
+    """Open a checkpoint without comparing it with a program; its arrays are read on request.
 
-    The file was read once before, and agrees with its digest.
+    The file was read once before, and matches its digest.
 
     Args:
         path: the file.
-        is_known: tells, of a checkpoint with a journal, whether most of its base is not needed, which is then not read for its
-            digest.
+        is_known: for a checkpoint with a journal, returns True if most of its base is not needed; the digest of the base is then
+            not checked.
 
     Raises:
-        CheckpointError: as ``read_checkpoint``; also from reading an array.
+        CheckpointError: as in ``read_checkpoint``; also when an array is read.
     """
     path = file_path(path, EXAMPLE)
     with contextlib.ExitStack() as opened:
@@ -205,7 +205,7 @@ def open_checkpoint(path: str | Path, is_known: Callable[[JournalPlace], bool] |
 def _journalled(
     path: Path, head: StateFile, place: JournalPlace, is_known: Callable[[JournalPlace], bool] | None
 ) -> Iterator[JournalledState]:
-    """The state of a checkpoint that goes on from a base."""
+    """The state of a checkpoint with a journal."""
     folder = path.parent / JOURNAL
     if not (folder / place.base).is_file():
         raise CheckpointError(
@@ -223,10 +223,10 @@ def _journalled(
 
 
 def place_of(path: Path) -> JournalPlace | None:
-    """Return the place in a journal that a checkpoint names, without reading anything else of it; None where it names none.
+    """Return the place in a journal that a checkpoint names, or None; nothing else is read.
 
     Raises:
-        CheckpointError: it is no checkpoint.
+        CheckpointError: the file is not a checkpoint.
     """
     with StateFile(path, "checkpoint") as file:
         try:
@@ -260,7 +260,7 @@ def _described(path: Path, file: StateFile, checked: bool = True) -> Checkpoint:
 
 
 def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program, identity: ProgramIdentity) -> None:
-    """Raise CheckpointError unless the checkpoint was made with this program and holds exactly its state."""
+    """Raise CheckpointError unless the checkpoint belongs to this program and has exactly its state."""
     subject = f"The checkpoint '{path}'"
     remedy = "Compile the model with the options that it was made with, or start without it"
     if checkpoint.identity.program != identity.program:
@@ -289,16 +289,16 @@ def check_checkpoint(path: str | Path, checkpoint: Checkpoint, program: Program,
 def with_base(
     path: str | Path, checkpoint: Checkpoint, base: AdapterBase, present: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray]:
-    """Return the state of a checkpoint with the base that it leaves out; a whole one as it is.
+    """Return the state of a checkpoint, with the base added if it leaves one out.
 
     Args:
-        path: of the checkpoint.
-        checkpoint: as it was opened.
-        base: of the program whose state it is to be.
-        present: the state that has the base.
+        path: path of the checkpoint.
+        checkpoint: the open checkpoint.
+        base: base of the program that gets the state.
+        present: state that has the base.
 
     Raises:
-        CheckpointError: the base is another one, or the program has no adapters.
+        CheckpointError: the base differs, or the program has no adapters.
     """
     if checkpoint.base is None:
         return checkpoint.state
@@ -318,21 +318,21 @@ def with_base(
 
 
 def carried_from(path: str | Path, checkpoint: Checkpoint, program: Program, present: Mapping[str, np.ndarray]) -> CarriedState:
-    """Take over what a program has too of the state of a checkpoint of another one.
+    """Carry over the state that a checkpoint of another program shares with this one.
 
     Args:
-        path: of the checkpoint.
-        checkpoint: as it was read.
-        program: whose state it is to be.
-        present: the state of the program, which stays where nothing is taken over.
+        path: path of the checkpoint.
+        checkpoint: the checkpoint.
+        program: program that gets the state.
+        present: state of the program, kept for entries that are not carried over.
 
     Raises:
-        CheckpointError: it has no parameter that the program has.
+        CheckpointError: no parameter is shared.
     """
     from burnish.program.carry_over import carry_over
 
     state = checkpoint.state
-    if checkpoint.base is not None:  # the weights beside its adapters are those that are there
+    if checkpoint.base is not None:  # the weights under its adapters are the present ones
         state = {**chosen(present, AdapterBase(program).names), **state}
     carried = carry_over(program.init, program.signature, program.options, present, state)
     if not any(name.startswith("param/") and name in checkpoint.state for name in carried.carried):
@@ -344,7 +344,7 @@ def carried_from(path: str | Path, checkpoint: Checkpoint, program: Program, pre
 
 
 def _other_rows(checkpoint: Checkpoint, program: Program) -> list[tuple[str, int, int]]:
-    """The tables that are updated by rows and differ in their number alone: the initializer, its rows in each."""
+    """Tables updated by rows that differ only in their number of rows: initializer, rows in the checkpoint, rows here."""
     by_rows = written_by_rows(program.signature["step"])
     tables = []
     for entry in program.signature.state:
@@ -363,7 +363,7 @@ class AdapterBase:
         program: the program.
 
     Attributes:
-        names: of these entries.
+        names: names of these entries.
     """
 
     def __init__(self, program: Program):
@@ -371,14 +371,14 @@ class AdapterBase:
         self._hash: str | None = None
 
     def left_out_of(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the rest of a state; arrays that are made on request are not made."""
+        """Return the remaining state; lazy arrays stay lazy."""
         base = set(self.names)
         return chosen(state, (name for name in state if name not in base)) if base else state
 
     def hash(self, state: Mapping[str, np.ndarray]) -> str | None:
-        """Return the SHA-256 of names, dtypes, shapes and bits, which no step changes; None where there is no base.
+        """Return the SHA-256 of names, dtypes, shapes and bits, which no step changes; None without a base.
 
-        ``docs/program-format.md`` says how these are written one after the other.
+        ``docs/program-format.md`` has their encoding.
         """
         if self._hash is None and self.names:
             digest = hashlib.sha256()
@@ -393,16 +393,16 @@ class AdapterBase:
         return self._hash
 
     def forget(self) -> None:
-        """Forget the hash: another state was loaded."""
+        """Forget the hash after another state was loaded."""
         self._hash = None
 
 
 class OnBase(LazyArrays):
-    """The state of a checkpoint of adapters, and the base that it goes with.
+    """The state of a checkpoint of adapters, completed by its base.
 
     Args:
-        adapters: what the checkpoint holds.
-        base: the rest.
+        adapters: state in the checkpoint.
+        base: the remaining state.
     """
 
     def __init__(self, adapters: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray]):

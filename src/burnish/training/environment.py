@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machine, memory; and what ``burnish doctor`` finds of engines, kernels and caches."""
+"""The environment of a run: versions, machine, memory; and the diagnosis of ``burnish doctor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("burnish", "onnxruntime", "onnx", "numpy", "torch")
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of what computes, and what kind of machine this is; nothing that tells whose it is."""
+    """Return the versions of packages and the kind of machine; nothing identifies its owner."""
     described = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def session_line(described: Mapping[str, Any]) -> str:
-    """Return what a run computes on, in words; ``described`` is what ``Session.describe`` returns."""
+    """Return the engine, kernels, threads and precision of a run in words; ``described`` is from ``Session.describe``."""
     kernels = f"kernels for {described['level']}"
     if described["kernels"] is None:
         kernels = f"no kernels, as {described['kernels_reason']}"
@@ -43,7 +43,7 @@ def session_line(described: Mapping[str, Any]) -> str:
 
 
 def resident_bytes() -> int | None:
-    """Return the memory of this process that is resident now, in bytes; None where the system does not say (Linux does)."""
+    """Return the resident memory of this process in bytes; None if the system does not report it (Linux does)."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[1])
@@ -53,7 +53,7 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int | None:
-    """Return the most memory of this process that was resident, in bytes; None where the system does not say."""
+    """Return the peak resident memory of this process in bytes; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -63,9 +63,9 @@ def peak_resident_bytes() -> int | None:
 
 
 def peak_while(run: Callable[[], object]) -> int | None:
-    """Call ``run``; return by how many bytes the resident memory of this process rose at most; None if the system does not say.
+    """Call ``run``; return the bytes by which the resident memory rose at most, or None if unknown.
 
-    Linux alone says it, by the peak that it lets a process begin again.
+    Only Linux reports it: a process can reset its peak there.
     """
     before = resident_bytes()
     try:
@@ -81,24 +81,23 @@ def peak_while(run: Callable[[], object]) -> int | None:
 
 
 RUNS_ON = {"onnxruntime": "onnxruntime", "torch": "torch", "reference": "numpy"}
-"""The package that each engine of burnish runs on, by the engine's name."""
+"""The package of each engine of burnish, by the engine's name."""
 
 
 def diagnose() -> dict[str, Any]:
-    """Return what sessions find on this machine, JSON-compatible.
+    """Return the engines, kernels and machine that sessions find, JSON-compatible.
 
-    Kernels of the PyTorch engine that are not there yet are built, as its first session would do.
+    Missing kernels of the PyTorch engine are built, as in its first session.
 
     Returns:
         - ``burnish``, ``python``, ``platform``: versions, and the system.
-        - ``cpu``: the name of the processor; ``level``: the best instructions that it has and kernels are made for.
-        - ``engines``: by name, ``version`` of the package that it runs on, or None if it is not there, ``kernels``: the path of a
-          library, or None, and
-          ``reason``: why the engine or its kernels are not there, or None.
-        - ``compiler``: the path of the C++ compiler, or None; ``cache``: the folder of what is built when it is first needed.
-        - ``threads``: the cores that this process may use; ``memory_limit``: the bytes that it may use, or None if the system
-          does not say.
-        - ``advice``: what to change, a sentence each.
+        - ``cpu``: name of the processor; ``level``: its best instructions that kernels are made for.
+        - ``engines``: by name, ``version`` of its package or None, ``kernels``: path of a library or None, and ``reason``: reason
+          for a missing engine or missing kernels, or None.
+        - ``compiler``: path of the C++ compiler, or None; ``cache``: folder of the kernels built on demand.
+        - ``threads``: cores that this process may use; ``memory_limit``: bytes that it may use, or None if the system does not
+          report it.
+        - ``advice``: recommended changes, one sentence each.
     """
     found: dict[str, dict[str, Any]] = {}
     advice: list[str] = []
@@ -135,7 +134,7 @@ def diagnose() -> dict[str, Any]:
 
 
 def _version_of(engine: str) -> str:
-    """The version of the package that an engine runs on; of an engine that another package brings, the version of that one."""
+    """The version of an engine's package; for an engine from a plugin, the version of the plugin."""
     if engine in RUNS_ON:
         return str(sys.modules[RUNS_ON[engine]].__version__)
     (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=engine)
@@ -143,8 +142,7 @@ def _version_of(engine: str) -> str:
 
 
 def memory_limit() -> int | None:
-    """Return the bytes of memory that this process may use: the machine's, or less in a container; None if the system does not
-    say."""
+    """Return the bytes of memory that this process may use: the machine's, or a container's limit; None if unknown."""
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,4 +1,4 @@
-"""A data set of the features of a frozen backbone, which are computed once for each sample."""
+"""A data set of the features of a frozen backbone, computed once per sample."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from burnish.errors import ConfigurationError, DataError
 from burnish.training.features import Features
 
 IN_MEMORY = 256 << 20
-"""Bytes of features up to which they are kept in memory, and above which in a file."""
+"""Most bytes of features kept in memory; larger ones go to a file."""
 SPARED = 64 << 20
-"""Bytes of a disk that are left free beside the file of the features."""
+"""Bytes of a disk to leave free."""
 
 
 class FeatureDataset:
-    """A data set as the steps of a program with cached features take it: those of each sample are computed once (``fill``).
+    """A data set for the steps of a program with cached features: ``fill`` computes those of each sample once.
 
-    They are computed in the order of the data and in batches of one size, whatever the order of the epochs: a run that goes on
-    computes them with the same bits.
+    They are computed in the order of the data and in batches of one size, whatever the order of the epochs, so a resumed run
+    computes the same bits.
 
     Args:
-        source: the samples, as the model takes them.
-        name: of the file, where the features do not fit into memory.
+        source: the samples, as the model reads them.
+        name: name of the file for features that do not fit into memory.
 
     Attributes:
         note, remark: those of the samples.
@@ -55,7 +55,7 @@ class FeatureDataset:
 
     @property
     def remark(self) -> str | None:
-        """What became known of the samples as they were read."""
+        """A remark on the samples that reading them revealed."""
         remark: str | None = getattr(self.source, "remark", None)
         return remark
 
@@ -64,7 +64,7 @@ class FeatureDataset:
 
     @property
     def is_filled(self) -> bool:
-        """Return whether the features are there."""
+        """True if the features are computed."""
         return self._arrays is not None
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -78,17 +78,17 @@ class FeatureDataset:
         return {**{name: np.asarray(array[indices]) for name, array in self._arrays.items()}, **self._shared}
 
     def fill(self, features: Features, batch_size: int, folder: Path, processes: int = 0) -> str:
-        """Compute the features of all samples, and return a line that says so.
+        """Compute the features of all samples, and return a line that reports it.
 
         Args:
-            features: of a session.
-            batch_size: samples of a batch.
-            processes: that read samples ahead.
-            folder: of the file, which is made where the features are larger than 256 MiB, and removed when they are not used.
+            features: features of a session.
+            batch_size: samples per batch.
+            processes: number of processes that read samples ahead.
+            folder: folder of the file for features larger than 256 MiB; the file is removed when no longer used.
 
         Raises:
-            DataError: samples whose features differ in shape, or their file cannot be written.
-            ConfigurationError: there is no room on the disk.
+            DataError: the features of samples differ in shape, or their file cannot be written.
+            ConfigurationError: the disk is full.
         """
         begin, where = time.monotonic(), "in memory"
         arrays: dict[str, np.ndarray | FileRows] = {}
@@ -126,7 +126,7 @@ class FeatureDataset:
         )
 
     def _allocated(self, batch: Mapping[str, np.ndarray], folder: Path) -> tuple[dict[str, np.ndarray | FileRows], Path | None]:
-        """Return arrays for all samples, in memory, or those of numbers in a file, whose path is returned then."""
+        """Return arrays for all samples; large numeric ones are in a file, whose path is returned too."""
         samples = len(self)
         shapes = {name: (samples, *array.shape[1:]) for name, array in batch.items()}
         sizes = {name: samples * (array.nbytes // max(len(array), 1)) for name, array in batch.items()}

@@ -1,4 +1,4 @@
-"""The features of a frozen backbone, computed of a batch."""
+"""The features of a frozen backbone, computed from a batch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from burnish.training.inputs import BatchCheck
 
 
 class Features:
-    """The features that the frozen part of a program's model computes of a batch (``burnish.compile(cached_features=...)``).
+    """The features that the frozen part of a program computes from a batch (``burnish.compile(cached_features=...)``).
 
     Args:
         program: the program.
-        engine, device, threads: as a session has them.
-        look: called with the first batch, which has the inputs of the model; the batches of steps have features.
-        part: whether batches are a worker's parts, which may be without samples.
+        engine, device, threads: those of the session.
+        look: function called with the first batch of model inputs, as later batches have features.
+        part: True if batches are a worker's parts, which may be empty.
 
     Attributes:
         program: the program.
-        names: of the features, which the steps of the program take; empty where it has none.
+        names: names of the features that the steps take; empty if there are none.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Features:
         """Return the features of a batch by name, [samples, ...].
 
         Args:
-            batch: the model's inputs by name; labels in it are not used.
+            batch: the model's inputs by name; labels are ignored.
 
         Raises:
             ConfigurationError: the program has no cached features.
@@ -84,18 +84,18 @@ class Features:
         return {name: self._none_of(name, array) for name, array in computed.items()} if without_samples else computed
 
     def _stand_in(self, name: str, array: np.ndarray) -> np.ndarray:
-        """What the graph runs on in place of an input without samples."""
+        """A substitute for an input without samples."""
         signature = self.program.signature[FEATURES]
         entry = next(entry for entry in signature.inputs_of(Role.DATA) if entry.name == name)
         return stand_in(entry, array.shape, signature)
 
     def _none_of(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A feature of no samples, of the shape that it has of some."""
+        """A feature without samples, with the shape of one with samples."""
         entry = next(entry for entry in self.program.signature[FEATURES].outputs if entry.name == name)
         return array if entry.sample_axis is None else np.delete(array, np.s_[:], entry.sample_axis)
 
     def batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch as ``step`` and ``evaluate`` take it: features in place of the inputs that they are computed from.
+        """Return a batch for ``step`` and ``evaluate``: features replace the inputs that they are computed from.
 
         Raises:
             ConfigurationError, InputError, EngineError: as when the features are computed.
@@ -103,13 +103,13 @@ class Features:
         return {**self(batch), **{name: batch[name] for name in self._taken if name in batch}}
 
     def inherit(self) -> None:
-        """Go on in a process that was forked, where the engine is opened anew."""
+        """Continue in a forked process, which must open the engine again."""
         self._lock = threading.Lock()
         if self._runner is not None:
             InheritedRunner(self._runner)
             self._runner = None
 
     def close(self) -> None:
-        """Free what the engine holds; it is opened again where features are asked for."""
+        """Free the engine's resources; the next call opens it again."""
         with self._lock:
             self._runner = None

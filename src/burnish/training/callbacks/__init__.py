@@ -1,7 +1,7 @@
-"""Callbacks, which run beside a trainer: the base class, early stopping, and loggers that write for other tools.
+"""Callbacks of a trainer: the base class, early stopping, and loggers for other tools.
 
-A callback is told of events and may stop the run. It computes nothing of a step: that is the program's. What a person sees on a
-terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish.training.run_folder``'s.
+A callback receives events and may stop the run. It takes no part in the computation of a step. Terminal output is in
+``burnish.training.progress``, the run folder in ``burnish.training.run_folder``.
 """
 
 from burnish.training.callbacks.base import Callback, EarlyStopping, EpochReport, Run, StepReport

@@ -1,4 +1,4 @@
-"""The base class of callbacks, what they are told, and how a run calls them: in their order, their errors named."""
+"""The base class of callbacks, their events, and the calls: in order, with errors that name the callback."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Run(Protocol):
     """A run as a callback sees it: the ``Trainer``.
 
     Attributes:
-        program, session: what is trained, and where its state is.
-        loader, eval_loader: the batches that are trained and evaluated on.
-        epochs, steps: of the whole run.
-        run_directory: the folder of the run.
-        group: the workers of the run; of one, where it trains alone.
-        rows: the rows of ``metrics.csv`` so far.
-        best_epoch: ``epoch``, ``metric`` and ``value`` of the best epoch so far; None before the first is done.
-        stop_reason: why a callback asked for the end of the run; None where none did.
+        program, session: the trained program, and the session with its state.
+        loader, eval_loader: training and evaluation batches.
+        epochs, steps: those of the whole run.
+        run_directory: folder of the run.
+        group: workers of the run; one if it trains without others.
+        rows: rows of ``metrics.csv`` so far.
+        best_epoch: ``epoch``, ``metric`` and ``value`` of the best epoch so far; None before the end of the first.
+        stop_reason: reason of a callback to stop the run, or None.
     """
 
     program: Program
@@ -57,27 +57,27 @@ class Run(Protocol):
     def stop_reason(self) -> str | None: ...
 
     def stop(self, reason: str) -> None:
-        """Stop after the step under way: the state is saved, and ``Trainer.run`` returns."""
+        """Stop after the current step: the state is saved, and ``Trainer.run`` returns."""
         ...
 
     def note(self, text: str) -> None:
-        """Say something to the person who watches the run."""
+        """Show a text to the person who watches the run."""
         ...
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """A step that is done.
+    """A finished step.
 
     Attributes:
         epoch: number of the epoch, from 1.
-        step: steps done since the run first started, this one among them.
-        samples: samples seen since then.
-        seconds: time spent in training since then, in seconds.
-        batch: what this worker gave the step, arrays by input name; not to be changed.
-        batch_samples: samples in the batch of the step, over all workers.
-        figures: loss, metrics and what else the step reports.
-        rate: learning rate of the step; None where there is none.
+        step: steps since the run first started, including this one.
+        samples: samples since then.
+        seconds: seconds of training since then.
+        batch: this worker's batch, arrays by input name; not to be changed.
+        batch_samples: samples of the step over all workers.
+        figures: loss, metrics and other outputs of the step.
+        rate: learning rate of the step, or None.
     """
 
     epoch: int
@@ -92,14 +92,14 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch that is done.
+    """A finished epoch.
 
     Attributes:
         epoch: its number, from 1.
         step, samples, seconds: as in ``StepReport``.
         training: loss and metrics, averaged over the batches of the epoch.
-        evaluation: the same on the evaluation data; empty where there are none.
-        is_best: whether it is the best epoch so far.
+        evaluation: loss and metrics on the evaluation data; empty if there are none.
+        is_best: True if it is the best epoch so far.
     """
 
     epoch: int
@@ -112,68 +112,68 @@ class EpochReport:
 
 
 class Callback:
-    """Is told what happens in a run. A subclass defines the methods that it needs; the others cost nothing.
+    """Base class of callbacks. A subclass defines the methods that it needs; the others cost nothing.
 
-    Callbacks are called in the order in which the trainer was given them. In a step: the step, its row of ``metrics.csv``,
-    ``on_step_end``, the checkpoint that is due and ``on_checkpoint``. At the end of an epoch: evaluation and ``on_evaluate``, the
-    row, ``on_epoch_end``, then the checkpoints. Of several workers, the first alone has callbacks; they may not call what all
-    workers are to call together (``Session.state``).
+    Callbacks are called in the order given to the trainer. In a step: the step, its row of ``metrics.csv``, ``on_step_end``, the
+    checkpoint if due and ``on_checkpoint``. At the end of an epoch: evaluation and ``on_evaluate``, the row, ``on_epoch_end``,
+    then the checkpoints. With several workers, only the first has callbacks; they may not call methods that all workers must call
+    together (``Session.state``).
 
     An exception stops the run as a ``CallbackError`` that names the callback and the event; the state is saved.
     """
 
     def on_run_begin(self, run: Run) -> None:
-        """The run begins, or goes on from a checkpoint."""
+        """Called when the run begins or resumes."""
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """The run is over. It is called whatever happened, also where ``on_run_begin`` was not reached or failed.
+        """Called when the run is over, in every case, even if ``on_run_begin`` failed or was not reached.
 
         Args:
             run: the trainer.
-            error: what stopped the run; None where it came to its end, or a callback stopped it.
+            error: error that stopped the run; None if it finished or a callback stopped it.
         """
 
     def on_epoch_begin(self, run: Run, epoch: int) -> None:
-        """An epoch, by its number from 1, begins or goes on in its midst."""
+        """Called when an epoch (from 1) begins, or resumes in its middle."""
 
     def on_epoch_end(self, run: Run, report: EpochReport) -> None:
-        """An epoch is done and evaluated; its checkpoint is written after this."""
+        """Called after an epoch and its evaluation, before its checkpoint is written."""
 
     def on_step_end(self, run: Run, report: StepReport) -> None:
-        """A step is done."""
+        """Called after a step."""
 
     def on_evaluate(self, run: Run, figures: Mapping[str, float]) -> None:
-        """The evaluation data were evaluated: loss and metrics."""
+        """Called after an evaluation, with loss and metrics."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """A checkpoint was written."""
+        """Called after a checkpoint was written."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as if it had not stopped: JSON-compatible values, kept in checkpoints."""
+        """Return the JSON-compatible state that a resumed run needs; it is stored in checkpoints."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state`` returned when the checkpoint was written."""
+        """Load the result of ``state`` from a checkpoint."""
 
 
 class StoppedByCallback(BaseException):
-    """A callback asked for the end of the run, and its state is saved. It leaves no method of the trainer but ``run``."""
+    """Raised when a callback stops the run, after its state is saved. ``Trainer.run`` catches it."""
 
 
 class Callbacks:
     """The callbacks of a run.
 
     Args:
-        callbacks: in the order in which they are called.
+        callbacks: callbacks in calling order.
         is_first: False for a worker that leaves them to the first one.
 
     Raises:
-        ConfigurationError: something among them is no callback.
+        ConfigurationError: an object is not a callback.
 
     Attributes:
-        stop_reason: why a callback asked for the end of the run; None where none did.
-        tell_steps: whether any callback defines ``on_step_end``.
-        tell_checkpoints: whether any defines ``on_checkpoint``.
+        stop_reason: reason of a callback to stop the run, or None.
+        tell_steps: True if any callback defines ``on_step_end``.
+        tell_checkpoints: True if any defines ``on_checkpoint``.
     """
 
     def __init__(self, callbacks: Sequence[Callback], is_first: bool = True):
@@ -192,17 +192,17 @@ class Callbacks:
         """Call a method of all callbacks that define it.
 
         Raises:
-            CallbackError: one of them raised an exception.
+            CallbackError: a callback raised an exception.
         """
         for callback in self._callbacks:
             if _defines(callback, event):
                 _call(callback, event, run, *told)
 
     def end(self, run: Run, error: BaseException | None) -> None:
-        """Call ``on_run_end`` of all callbacks, also of those that come after one that fails.
+        """Call ``on_run_end`` of all callbacks, even after one fails.
 
         Raises:
-            CallbackError: one raised an exception, and no error is on its way; else it is a note.
+            CallbackError: a callback raised an exception, and the run ends without an error; otherwise a note is shown.
         """
         failures: list[BurnishError] = []
         for callback in self._callbacks:
@@ -216,10 +216,10 @@ class Callbacks:
             raise failures[0]
 
     def states(self) -> list[dict[str, Any]]:
-        """Return what a checkpoint keeps of them.
+        """Return the states of the callbacks for a checkpoint.
 
         Raises:
-            CallbackError: a state is not JSON-compatible, or could not be given.
+            CallbackError: a state is not JSON-compatible, or a callback failed to give it.
         """
         states = []
         for callback in self._callbacks:
@@ -236,10 +236,10 @@ class Callbacks:
         return states
 
     def load_states(self, states: object) -> None:
-        """Give each callback its state of a checkpoint, by its name and by its place among those of that name.
+        """Load the states from a checkpoint, matched by name and by order among callbacks of the same name.
 
         Raises:
-            CallbackError: one cannot take its state.
+            CallbackError: a callback cannot load its state.
         """
         left = [entry for entry in states if isinstance(entry, Mapping)] if isinstance(states, list) else []
         for callback in self._callbacks:
@@ -270,15 +270,15 @@ def _call(callback: Callback, event: str, *arguments: Any) -> Any:
 
 
 class EarlyStopping(Callback):
-    """Stops a run whose figure has not become better for some epochs. Its count is kept in checkpoints.
+    """Stop a run if a metric has not improved for some epochs. The count is stored in checkpoints.
 
     Args:
-        patience: after how many epochs without a better figure the run stops.
-        metric: the loss, or a metric; on the evaluation data, or on the training data where there are none.
-        min_delta: by how much a figure must be better to count, 0 or more.
+        patience: epochs without improvement before the run stops.
+        metric: the loss or a metric, on the evaluation data, or on the training data if there are none.
+        min_delta: smallest improvement that counts, 0 or more.
 
     Raises:
-        ConfigurationError: a number out of range.
+        ConfigurationError: a number is out of range.
     """
 
     def __init__(self, patience: int = 3, metric: str = "loss", min_delta: float = 0.0):

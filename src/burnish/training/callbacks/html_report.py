@@ -1,4 +1,4 @@
-"""Write the report of a run when it ends."""
+"""The callback that writes the report of a run when it ends."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from burnish.training.trained_model import model_of_session
 
 
 class HtmlReport(Callback):
-    """Writes a report in one HTML file when the run ends, also where Ctrl-C or a loss that is not finite stopped it.
+    """Write a report as one HTML file when the run ends, also after Ctrl-C or a non-finite loss.
 
-    It holds curves, rates, the confusion matrix and the worst examples of the evaluation data (the training data where there are
-    none), what was trained, the configuration, the environment, time and memory.
+    It shows curves, rates, the confusion matrix and the worst examples of the evaluation data (or of the training data if there
+    are none), the trained tensors, the configuration, the environment, time and memory.
 
     Args:
-        path: of the file, by convention ``.html``.
-        title: of the page; the name of the folder of the run by default.
-        parameters: ``average`` judges the average of the weights that the optimizer keeps, in place of the parameters.
-        configuration, command: the file that repeats the run, and its command line, to be shown.
-        stages: folders of the runs that this one goes on from, the first first: their curves and counts stand before its own.
+        path: path of the file, by convention ``.html``.
+        title: title of the page; by default the name of the run folder.
+        parameters: ``average`` evaluates the averaged weights of the optimizer instead of the parameters.
+        configuration, command: configuration file that repeats the run, and its command line, to show.
+        stages: folders of the earlier runs that this one continues, in order; their curves and counts are included.
 
     Attributes:
-        best: the epoch that is exported, as ``exported_epoch`` returns it; None: the best of the run.
-        judged: the state that is judged, in words.
+        best: the exported epoch, as from ``exported_epoch``; None: the best of the run.
+        judged: the evaluated state, in words.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HtmlReport(Callback):
             batch_size=max(run.loader.batch_size, 1),
             best=best,
             stopped=str(error) if error is not None else run.stop_reason,
-            # Where workers hold tables in parts, all of them would have to predict.
+            # With tables split over workers, all of them would have to predict.
             judgement=None if run.session.evaluates_together else judge(model, judged_samples(loader), run.loader.batch_size),
             data=f"the {'evaluation' if is_evaluated else 'training'} data, by {self.judged}",
             configuration=self.configuration,

@@ -1,4 +1,4 @@
-"""Loggers that write a run for other tools: TensorBoard, MLflow, Weights & Biases, by name and settings."""
+"""Loggers for other tools: TensorBoard, MLflow, Weights & Biases, by name and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from burnish.training.trained_model import model_of_session
 from burnish.validation import is_whole
 
 LONGEST_VALUE = 500
-"""Characters of an option; MLflow refuses more."""
+"""Most characters of an option; MLflow rejects more."""
 
 
 NOT_INSTALLED = {
@@ -53,7 +53,7 @@ def _package(name: str) -> Any:
 
 
 class _Tracker(Callback):
-    """The base of both trackers: which figures are logged when."""
+    """The base of both trackers, which decides when to log."""
 
     def __init__(self, every: int):
         self._speed = Speed(every)
@@ -69,7 +69,7 @@ class _Tracker(Callback):
         self._log({**figures, "epoch": float(report.epoch)}, report.step)
 
     def _log_rest(self) -> None:
-        """Log the steps since the last averages, which the run ends with."""
+        """Log the remaining steps at the end of the run."""
         if (rest := self._speed.rest()) is not None:
             step, figures = rest
             self._log(figures, step)
@@ -79,18 +79,18 @@ class _Tracker(Callback):
 
 
 class MLflow(_Tracker):
-    """Logs a run to MLflow: options as parameters, figures as metrics, ``metrics.csv`` as an artifact. It needs mlflow-skinny.
+    """Log a run to MLflow: options as parameters, figures as metrics, ``metrics.csv`` as an artifact. It needs mlflow-skinny.
 
     The run ends as ``FINISHED``, as ``KILLED`` after Ctrl-C, or as ``FAILED``.
 
     Args:
-        experiment: its name; it is made where it is not there.
-        name: of the run; None lets MLflow choose one.
-        tracking_uri: where MLflow keeps runs: a server, ``sqlite:///file``, or a folder; None: as MLflow is configured.
-        every: log the figures of so many steps together, as their average.
+        experiment: name of the experiment, which is created if missing.
+        name: name of the run; None lets MLflow choose one.
+        tracking_uri: MLflow's storage: a server, ``sqlite:///file``, or a folder; None: as MLflow is configured.
+        every: steps whose figures are averaged into one entry.
 
     Attributes:
-        run_id: of the run in MLflow; None before it began.
+        run_id: id of the run in MLflow; None before it begins.
 
     Raises:
         ConfigurationError: MLflow is not installed.
@@ -126,14 +126,14 @@ class MLflow(_Tracker):
 
 
 class WeightsAndBiases(_Tracker):
-    """Logs a run to Weights & Biases: options as its configuration, and figures. It needs wandb.
+    """Log a run to Weights & Biases: options as its configuration, and figures. It needs wandb.
 
     Args:
-        project: its name.
-        name: of the run; None lets Weights & Biases choose one.
+        project: name of the project.
+        name: name of the run; None lets Weights & Biases choose one.
         mode: ``online``, ``offline`` (written to ``folder``, and sent later by ``wandb sync``), or None: as wandb is configured.
-        folder: where wandb writes; None is the folder of the run.
-        every: log the figures of so many steps together, as their average.
+        folder: folder of wandb's files; None is the folder of the run.
+        every: steps whose figures are averaged into one entry.
 
     Raises:
         ConfigurationError: wandb is not installed.
@@ -169,7 +169,7 @@ class WeightsAndBiases(_Tracker):
 
 
 def options_of(run: Run) -> dict[str, Any]:
-    """Return what a run was started with: what its program was compiled with, epochs, samples in a batch, seed, engine."""
+    """Return the options of a run: those of compiling, epochs, batch size, seed, engine."""
     options = {name: value for name, value in run.program.options.items() if value not in (None, [], {}, "")}
     course = {"epochs": run.epochs}
     if not isinstance(run.loader, BatchLoader):
@@ -178,16 +178,16 @@ def options_of(run: Run) -> dict[str, Any]:
 
 
 def option_text(value: Any) -> str:
-    """Return the value of an option as a text, no longer than trackers take."""
+    """Return the value of an option as a text, shortened to the limit of trackers."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
 class Speed:
-    """Gathers the reports of steps, and gives averages every so many.
+    """Averages of figures and speed over steps.
 
     Args:
-        every: steps.
+        every: steps per average.
     """
 
     def __init__(self, every: int):
@@ -197,14 +197,14 @@ class Speed:
         self._pending: StepReport | None = None
 
     def add(self, report: StepReport) -> dict[str, float] | None:
-        """Add a step; return ``train/<figure>``, ``learning_rate`` and ``speed/samples_per_second`` where it is time for them."""
+        """Add a step; return ``train/<figure>``, ``learning_rate`` and ``speed/samples_per_second`` if they are due."""
         self._means.add(report.figures, report.batch_samples)
-        # The first step also loads the graph: speed is measured from its end on.
+        # The first step also loads the graph, so speed is measured from its end.
         self._since, self._pending = self._since or report, report
         return None if report.step % self._every else self._averages(report)
 
     def rest(self) -> tuple[int, dict[str, float]] | None:
-        """Return the number of the last step, and the same of the steps since the last averages; None where there are none."""
+        """Return the number of the last step, and averages over the steps since the last ones; None if there are none."""
         last = self._pending
         return None if last is None else (last.step, self._averages(last))
 
@@ -225,21 +225,22 @@ GRAY, RED_GREEN_BLUE = 1, 3
 
 
 class TensorBoard(Callback):
-    """Writes event files that TensorBoard shows: ``tensorboard --logdir FOLDER``. It needs tensorboardX.
+    """Write event files for TensorBoard: ``tensorboard --logdir FOLDER``. It needs tensorboardX.
 
     Scalars: ``train/<figure>`` and ``learning_rate`` of steps, ``evaluation/<figure>`` of epochs, ``speed/samples_per_second``,
     ``memory/resident_bytes``, and ``memory/planned_step_bytes`` once. Histograms after each epoch: ``weights/<name>``, and
-    ``gradients/<name>`` of its last batch. Images: the worst examples of the evaluation data; a text says what the model takes
-    them for. A text ``configuration`` holds what the run was started with.
+    ``gradients/<name>`` of its last batch. Images: the worst examples of the evaluation data, with a text of their predictions. A
+    text ``configuration`` lists the options of the run.
 
-    Of several workers the first writes, and scalars alone.
+    With several workers, only the first writes, and only scalars.
 
     Args:
-        folder: where the files are written; a run that resumes adds another.
-        every: write the figures of so many steps together, as their average.
-        histograms: how often, in epochs; 0 for none. Gradients are computed once more for it, with the memory of another step.
-        examples: how many of the worst examples are shown after each epoch; 0 for none.
-        parameters: ``average`` shows examples of the average of the weights that the optimizer keeps.
+        folder: folder of the files; a resumed run adds another file.
+        every: steps whose figures are averaged into one entry.
+        histograms: epochs between histograms; 0 for none. Gradients are computed once more for them, with the memory of another
+            step.
+        examples: number of worst examples after each epoch; 0 for none.
+        parameters: ``average`` uses the averaged weights of the optimizer for the examples.
 
     Raises:
         ConfigurationError: tensorboardX is not installed, or a number is out of range.
@@ -262,10 +263,10 @@ class TensorBoard(Callback):
     def on_run_begin(self, run: Run) -> None:
         self._writer = _package("tensorboardX").SummaryWriter(str(self.folder))
         self._gradients = Gradients(run.session)
-        step = int(run.rows[-1]["step"] or 0) if run.rows else 0  # of the run: its state may have taken others before
-        if run.loader.batch_size:  # that of batches as they come is not known before
+        step = int(run.rows[-1]["step"] or 0) if run.rows else 0  # the step of the run: the state may come from other steps
+        if run.loader.batch_size:  # unknown for an iterable of batches
             self._writer.add_scalar("memory/planned_step_bytes", run.program.planned_peak(run.loader.batch_size).bytes, step)
-        # As a block of code, which Markdown leaves as it is.
+        # An indented block is code, which Markdown leaves unchanged.
         lines = [f"    {name}: {escaped(option_text(value))}" for name, value in options_of(run).items()]
         self._writer.add_text("configuration", "\n".join(lines), step)
 
@@ -281,7 +282,7 @@ class TensorBoard(Callback):
     def on_epoch_end(self, run: Run, report: EpochReport) -> None:
         for name, value in report.evaluation.items():
             self._writer.add_scalar(f"evaluation/{name}", value, report.step)
-        if run.group.world_size > 1:  # who would have to take part, where workers hold parts of the state
+        if run.group.world_size > 1:  # workers with parts of the state would have to take part
             self._writer.flush()
             return
         if self.histograms and report.epoch % self.histograms == 0:
@@ -345,14 +346,14 @@ class TensorBoard(Callback):
 
 
 def _cell(text: str) -> str:
-    """A text as a cell of a table in Markdown, which TensorBoard renders and cleans of scripts."""
+    """A text as a Markdown cell; TensorBoard renders it and removes scripts."""
     return escape(escaped(text)).replace("|", "&#124;")
 
 
 class Gradients:
-    """Computes gradients of batches in the present state of a session; the state stays.
+    """Gradients of batches in the present state of a session, which is not changed.
 
-    It loads the program's graph ``grad`` when it is first asked, beside the session's own: that takes as much memory as a step.
+    The first call loads the program's graph ``grad`` next to the session's own: that takes as much memory as a step.
     """
 
     def __init__(self, session: Session):
@@ -360,15 +361,15 @@ class Gradients:
         self._loaded: LoadedModel | None = None
 
     def __call__(self, batch: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the gradient of each parameter that trains, by its name; of a table that is read by rows, none.
+        """Return the gradient of each trained parameter by name, except tables that are read by rows.
 
         Args:
-            batch: as ``Session.step`` takes it.
-            state: of the session, as ``Session.state`` returns it.
+            batch: batch for ``Session.step``.
+            state: state of the session, from ``Session.state``.
 
         Raises:
             InputError: the batch does not fit the program.
-            EngineError: the engine cannot compute it.
+            EngineError: the engine fails.
         """
         program, session = self._session.program, self._session
         signature = program.signature["grad"]
@@ -386,14 +387,14 @@ class Gradients:
 LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
 PACKAGES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
 EVENTS = "events"
-"""In the folder of a run: TensorBoard's event files, where nothing says another folder."""
+"""Default folder of TensorBoard's event files, in the folder of the run."""
 
 
 def check_logger(text: str) -> None:
-    """Refuse a logger that does not exist or cannot be, before a run begins.
+    """Check the name, settings and package of a logger before a run begins.
 
     Raises:
-        ConfigurationError: there is no such logger, it takes no such setting, or its package is not installed.
+        ConfigurationError: the logger is unknown, a setting is unknown, or its package is not installed.
     """
     kind, settings = _read(text)
     given = {"folder": ..., **settings} if kind == "tensorboard" else settings
@@ -407,12 +408,12 @@ def logger(text: str, folder: Path, parameters: str | None = None) -> Callback:
     Args:
         text: ``tensorboard``, ``mlflow`` or ``wandb``, with settings of ``TensorBoard``, ``MLflow`` or ``WeightsAndBiases`` after
             a colon: ``mlflow:experiment=digits,name=first``.
-        folder: of the run. TensorBoard writes to ``events`` in it, and runs in the other two are called after it, where the text
-            does not say otherwise.
-        parameters: what is judged, as ``Trainer`` takes it.
+        folder: folder of the run. By default TensorBoard writes to ``events`` in it, and the other two use it as the name of the
+            run.
+        parameters: weights to evaluate, as in ``Trainer``.
 
     Raises:
-        ConfigurationError: as ``check_logger``, or a setting has a value that cannot be used.
+        ConfigurationError: as ``check_logger``, or a setting has an invalid value.
     """
     kind, settings = _read(text)
     by_default: dict[str, Any] = {"name": str(folder)}

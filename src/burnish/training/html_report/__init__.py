@@ -1,4 +1,4 @@
-"""The report of a run in one HTML file: what it holds, its charts and pictures, the page.
+"""The report of a run in one HTML file: its contents, charts, pictures and page.
 
 The page needs no network and no script. Everything in it that comes from data or from a model is escaped.
 """

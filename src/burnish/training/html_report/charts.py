@@ -1,4 +1,4 @@
-"""Line charts as SVG, in colours that the page's style sheet sets for light and dark; values show when a pointer is over them."""
+"""Line charts as SVG, coloured by the page's style sheet for light and dark; values show on hover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _environment() -> Environment:
     return Environment(
         loader=PackageLoader(__package__, "."),
         autoescape=True,
-        # Markup is escaped after it; what steers a reader's terminal or browser is written out here.
+        # Markup is escaped after this; control characters for terminals and browsers are spelled out here.
         finalize=lambda value: value if hasattr(value, "__html__") else escaped(str(value)),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -38,9 +38,9 @@ WIDTH, HEIGHT = 460, 260
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 30, 38
 TICKS = 5
 CHARACTER = 7.0
-"""The width of a character of a label at most, in the units of the chart: digits in 12 pixels are narrower."""
+"""Upper bound of a character's width in chart units; digits in 12 pixels are narrower."""
 MOST_POINTS, MOST_DOTS = 600, 40
-"""A line has no more points, what lies between is left out; and one of more has no dots."""
+"""Most points of a line, thinned out beyond; most points of a line with dots."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Line:
     """One line of a chart.
 
     Attributes:
-        name: in the legend.
-        points: (x, y); those that are not finite are left out.
+        name: name in the legend.
+        points: (x, y); non-finite ones are left out.
     """
 
     name: str
@@ -65,7 +65,7 @@ class _Tick:
 
 
 def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
-    """Return a chart of lines as an SVG element; empty where there is no point."""
+    """Return a line chart as an SVG element; empty if there are no points."""
     drawn = [_thinned([point for point in line.points if all(map(math.isfinite, point))]) for line in lines]
     points = [point for line in drawn for point in line]
     if not points:
@@ -90,7 +90,7 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
         left=LEFT,
         right=WIDTH - RIGHT,
         bottom=HEIGHT - BOTTOM,
-        # The last one would stand over the edge, where it is long: it moves inwards.
+        # A long last label would cross the edge, so it moves inwards.
         x_ticks=[
             _Tick(min(across(tick), WIDTH - len(label) * CHARACTER / 2), label)
             for tick, label in zip(x_ticks, x_labels, strict=True)
@@ -117,7 +117,7 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Round numbers that cover a range; whole ones where they count."""
+    """Round numbers that cover a range; integers for counts."""
     if high - low <= 1e-9 * abs(high):
         margin = max(abs(low) * 0.1, 1.0 if whole else 0.0) or 1.0
         low, high = low - margin, high + margin
@@ -129,7 +129,7 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 def _labels(ticks: Sequence[float]) -> list[str]:
-    """Numbers as short as they can be told apart."""
+    """Numbers in the fewest digits that tell them apart."""
     for digits in (4, 6, 8, 10):
         labels = [_number(tick, digits) for tick in ticks]
         if len({*labels}) == len(labels):
@@ -138,5 +138,4 @@ def _labels(ticks: Sequence[float]) -> list[str]:
 
 
 def _number(value: float, digits: int = 4) -> str:
-    """A number as short as it can be read, of so many digits at most where it is not whole."""
     return f"{value:,.0f}" if value == int(value) and 1000 <= abs(value) < 1e7 else f"{value:.{digits}g}"

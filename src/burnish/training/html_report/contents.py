@@ -1,4 +1,4 @@
-"""The contents of a report: what a trainer or the folder of a run says, and a model's judgement of samples."""
+"""The contents of a report: data of a trainer or a run folder, and a model's evaluation on samples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Example:
     """A sample that the model gets wrong.
 
     Attributes:
-        index: its place in the data set, from 0.
-        truth, said: what is right, and what the model says; names of classes, or numbers.
-        probability: that the model gives to the right class; None where it gives values.
-        error: by which examples are ordered, the larger the worse: the cross-entropy, the squared error, or a count.
-        pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
-        values: a text, or the numbers of the sample, where it is no image.
-        name: of its file; empty where it has none of its own.
+        index: its index in the data set, from 0.
+        truth, said: the right answer and the model's; names of classes, or numbers.
+        probability: probability of the right class; None if the model gives values.
+        error: sort key, larger is worse: the cross-entropy, the squared error, or a count.
+        pixels: uint8, [height, width] or [height, width, 3]; None if the sample is no image.
+        values: a text, or the numbers of the sample, if it is no image.
+        name: name of its file, or empty.
     """
 
     index: int
@@ -40,26 +40,26 @@ class Example:
 
     @property
     def place(self) -> str:
-        """Where the sample is found: its file, or its number."""
+        """The file or the number of the sample."""
         return self.name or f"sample {self.index:,}"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a data set by a model.
+    """The evaluation of a model on a data set.
 
     Attributes:
-        samples: how many were read.
-        classes: their names, in the order of their indices; empty where the model gives values.
-        confusion: int64, [right class, class that the model says]; None where there are no classes, or too many.
-        worst: the samples that it gets most wrong, the worst first.
-        missing: why there is no matrix, or no examples; empty where there are.
-        of_pixels: whether classes are those of pixels: the matrix counts these, examples are a picture, its mask and what the
-            model says beside each other, ``truth`` and ``said`` the pair of classes that most wrong pixels are of, and ``error``
-            the share of these.
-        of_boxes: above which score boxes are judged, where these are what the model gives; else None. The matrix counts objects
-            and boxes then, its last class is nothing, examples are a picture with its objects and with the boxes beside each
-            other, ``truth`` and ``said`` how many of each there are, and ``error`` the objects and boxes that are wrong.
+        samples: number of samples read.
+        classes: names in the order of their indices; empty if the model gives values.
+        confusion: int64, [right class, predicted class]; None if there are no classes, or too many.
+        worst: the samples with the largest errors, the worst first.
+        missing: reason for a missing matrix or missing examples; empty if nothing is missing.
+        of_pixels: True if pixels are classified: the matrix counts pixels, and an example shows an image, its mask and the
+            prediction side by side, with ``truth`` and ``said`` the most common wrong pair of classes, and ``error`` the share of
+            wrong pixels.
+        of_boxes: score threshold of the boxes of a detector, else None. The matrix then counts objects and boxes, with "nothing"
+            as the last class; an example shows an image with its objects and with the boxes, side by side; ``truth`` and ``said``
+            are their counts, and ``error`` the number of wrong objects and boxes.
     """
 
     samples: int
@@ -73,7 +73,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the model: its name, shape and number of elements, and what becomes of it in a step."""
+    """A tensor of the model: name, shape, number of elements, and role in a step."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,18 +86,18 @@ class Contents:
     """The contents of a report.
 
     Attributes:
-        title: of the run.
-        rows: of ``metrics.csv``.
-        program: what was trained.
-        batch_size: samples in a step.
-        best: ``epoch``, ``metric`` and ``value`` of the best epoch; None where no epoch was finished.
-        stopped: why the run stopped before its last epoch; None where it did not.
-        judgement: what the trained model says of ``data``; None where it was not asked.
-        data: what the samples are, in words.
-        configuration: the file that repeats the run, or other text; None where there is none.
-        command: the command line; None for a run in Python.
-        environment: names and versions of what computed.
-        peak_bytes: the most memory of the process that was resident, in bytes; None where it is not known.
+        title: title of the run.
+        rows: rows of ``metrics.csv``.
+        program: the trained program.
+        batch_size: samples per step.
+        best: ``epoch``, ``metric`` and ``value`` of the best epoch; None if no epoch was finished.
+        stopped: reason for an early stop, or None.
+        judgement: evaluation of the trained model on ``data``, or None.
+        data: the samples, in words.
+        configuration: configuration file that repeats the run, or other text, or None.
+        command: command line; None for a run in Python.
+        environment: names and versions of the software and machine.
+        peak_bytes: peak resident memory of the process in bytes; None if unknown.
     """
 
     title: str
@@ -117,13 +117,13 @@ class Contents:
     def of_folder(
         cls, run: Path, record: Mapping[str, Any], judgement: Judgement, data: str, configuration: str | None
     ) -> Contents:
-        """Return what the folder of a run says.
+        """Return the contents from the folder of a run.
 
         Args:
             run: the folder.
-            record: what ``burnish train`` noted there, as ``read_record`` returns it.
-            judgement, data: what the model says of which samples.
-            configuration: the file that repeats the run; None where there is none.
+            record: notes of ``burnish train`` there, as from ``read_record``.
+            judgement, data: evaluation of the model, and its samples in words.
+            configuration: configuration file that repeats the run, or None.
 
         Raises:
             CheckpointError: the program or the table of figures cannot be read.
@@ -148,7 +148,7 @@ class Contents:
 
     @property
     def names(self) -> list[str]:
-        """Loss, metrics and what else a step reports, and then what an evaluation alone does."""
+        """The figures of steps (loss, metrics and others), followed by those of evaluations only."""
         columns = self.rows[0] if self.rows else {}
         names = [name for name in columns if name not in POSITION_COLUMNS]
         return [*dict.fromkeys(sorted(map(_figure, names), key=lambda name: name not in columns))]
@@ -159,7 +159,7 @@ class Contents:
 
     @property
     def final(self) -> dict[str, tuple[str, float]]:
-        """The last figures, each with what it is of: ``evaluation`` data where there are any, else ``training`` data."""
+        """The last figures, each with its data: ``evaluation`` if there are any, else ``training``."""
         figures = {}
         for name in self.names:
             for which, column in (("evaluation", EVALUATION_PREFIX + name), ("training", name)):
@@ -170,7 +170,7 @@ class Contents:
 
     @property
     def throughput(self) -> list[tuple[float, float]]:
-        """(step, samples in a second) between a row and the one before; evaluation counts into the last row of an epoch."""
+        """(step, samples per second) between successive rows; evaluation time counts in the last row of an epoch."""
         points = []
         for before, row in zip(self.rows, self.rows[1:], strict=False):
             seconds = (row["seconds"] or 0) - (before["seconds"] or 0)
@@ -181,7 +181,7 @@ class Contents:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The parameters and statistics of the model: those that a step updates first."""
+        """The parameters and statistics of the model, those updated by steps first."""
         signature = self.program.signature["step"]
         tensors = []
         for entry in signature.inputs_of(Role.PARAMETER, Role.STATISTIC):
@@ -205,12 +205,12 @@ class Contents:
 
 
 def _figure(column: str) -> str:
-    """The figure that a column of ``metrics.csv`` holds, on whichever data."""
+    """The figure in a column of ``metrics.csv``, for either data."""
     return column.removeprefix(EVALUATION_PREFIX)
 
 
 def stages_before(run: Path) -> list[Path]:
-    """Return the folders of the stages that a run in a folder goes on from, in their order."""
+    """Return the folders of the stages before a run, in order."""
     numbers = (path.parent.name for path in (run / STAGES).glob(f"*/{TABLE}"))
     return [run / STAGES / number for number in sorted((name for name in numbers if name.isdecimal()), key=int)]
 
@@ -218,15 +218,15 @@ def stages_before(run: Path) -> list[Path]:
 def with_stages(
     stages: Sequence[Path], rows: Sequence[Row], best: Mapping[str, Any] | None
 ) -> tuple[list[Row], dict[str, Any] | None]:
-    """Return the rows of a run and of the stages before it as those of one run, whose counts go on.
+    """Return the rows of a run and its earlier stages as one run with continuous counts.
 
     Args:
-        stages: folders, in their order.
-        rows: of the run itself.
+        stages: folders in order.
+        rows: rows of the run itself.
         best: an epoch of the run, or of the ``stage`` that it names, from 1.
 
     Returns:
-        The rows, and the epoch as one of the whole.
+        The rows, and the epoch counted over the whole.
 
     Raises:
         CheckpointError: the table of a stage cannot be read.

@@ -1,4 +1,4 @@
-"""The page of a report, from its template: what stands in its tiles, tables and pictures."""
+"""The page of a report, from its template: tiles, tables and pictures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from burnish.training.progress import duration
 from burnish.training.run_results import EVALUATION_PREFIX
 
 MATRIX_CLASSES = 30
-"""Beyond so many classes the pairs that are mixed up most stand in place of the matrix."""
+"""Most classes in the matrix; with more, the most confused pairs are listed."""
 PAIRS = 25
 LONGEST_NAME = 28
-"""Characters of a class beside the matrix; the whole name is its tooltip."""
+"""Most characters of a class name in the matrix; the tooltip has the whole name."""
 
 
 def write_report(path: str | Path, contents: Contents) -> Path:
-    """Write a report as one HTML file, whole or not at all.
+    """Write a report as one HTML file, atomically.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -42,7 +42,7 @@ def write_report(path: str | Path, contents: Contents) -> Path:
 
 
 def report_page(contents: Contents) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     judgement, options = contents.judgement, contents.program.options
     trained, tensors = _trained(contents)
     without_pictures = missing_pillow()
@@ -97,7 +97,7 @@ def _charts(contents: Contents) -> list[str]:
 
 
 def _confusion(judgement: Judgement, data: str) -> dict[str, Any]:
-    """The matrix in words and cells, or the pairs that are mixed up most; and the figures of each class."""
+    """The matrix with a caption, or the most confused pairs; and the figures of each class."""
     matrix, names = judgement.confusion, judgement.classes
     assert matrix is not None
     if judgement.of_boxes is not None:
@@ -140,7 +140,7 @@ def _matrix(matrix: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _shortened(name: str) -> str:
-    """A name that fits beside a matrix: of a long one the beginning and the end, by which most differ."""
+    """A name shortened to its beginning and end, where most names differ."""
     half = LONGEST_NAME // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half].rstrip()}…{name[-half:].lstrip()}"
 
@@ -166,7 +166,7 @@ def _figures_of_classes(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[
 
 
 def _examples_said(judgement: Judgement | None, data: str, without_pictures: str | None) -> str:
-    """What the examples are, in words; empty where there are none to speak of."""
+    """A caption of the examples; empty if there is nothing to say."""
     if judgement is None:
         return ""
     if not judgement.worst:
@@ -182,7 +182,7 @@ def _examples_said(judgement: Judgement | None, data: str, without_pictures: str
 
 
 def _trained(contents: Contents) -> tuple[list[str], list[tuple[str, ...]]]:
-    """What becomes of how many numbers, in words, and the rows of a table of all tensors."""
+    """A summary of the numbers by role, and table rows of all tensors."""
     tensors = contents.tensors
     sizes: dict[str, list[int]] = {}
     for tensor in tensors:

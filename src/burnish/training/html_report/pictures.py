@@ -1,4 +1,4 @@
-"""Pictures of samples: what was done to pixels is undone, masks and boxes are drawn, and Pillow writes them as PNG."""
+"""Pictures of samples: pixel preprocessing undone, masks and boxes drawn, PNG written by Pillow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAP = 2
 
 
 def missing_pillow() -> str | None:
-    """Return why no picture can be written; None where Pillow is installed."""
+    """Return the reason why pictures cannot be written; None if Pillow is installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -33,11 +33,11 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def pixels_of(sample: np.ndarray, preprocessing: Preprocessing | None) -> np.ndarray | None:
-    """Return one sample as pixels, as ``png`` takes them; None where it is no gray or color image.
+    """Return one sample as pixels for ``png``; None if it is no gray or color image.
 
     Args:
-        sample: what the model reads, without the axis of the batch.
-        preprocessing: what was done to the pixels; None where that is not known: the values are then stretched to 0 to 255.
+        sample: input of the model, without the batch axis.
+        preprocessing: preprocessing of the pixels; None if unknown: values are then stretched to 0 to 255.
     """
     layout = _layout(sample, preprocessing)
     if layout is None:
@@ -59,12 +59,12 @@ def pixels_of(sample: np.ndarray, preprocessing: Preprocessing | None) -> np.nda
 
 
 def side_by_side(picture: np.ndarray | None, masks: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """Return a picture and masks beside each other, uint8 [height, width, 3].
+    """Return a picture and masks side by side, uint8 [height, width, 3].
 
     Args:
-        picture: uint8, [height, width] or [height, width, 3], of the size of the masks; None, or of another size: left out.
-        masks: class indices, [height, width] each; what is no class is black.
-        classes: how many there are.
+        picture: uint8, [height, width] or [height, width, 3], of the size of the masks; left out if None or of another size.
+        masks: class indices, [height, width] each; other values are black.
+        classes: number of classes.
     """
     colours = class_colours(classes)
     parts = [colours[np.where((mask >= 0) & (mask < classes), mask, classes)] for mask in masks]
@@ -74,28 +74,28 @@ def side_by_side(picture: np.ndarray | None, masks: Sequence[np.ndarray], classe
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return pictures of one height beside each other: uint8 [height, width, 3]."""
+    """Return pictures of one height side by side: uint8 [height, width, 3]."""
     gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
     return np.concatenate([piece for part in parts for piece in (part, gap)][:-1], axis=1)
 
 
 def class_colours(classes: int) -> np.ndarray:
-    """A colour for each class, evenly around the wheel, the first dark gray; black behind them: uint8, [classes + 1, 3]."""
+    """Return a colour per class, evenly around the wheel with the first dark gray, then black: uint8, [classes + 1, 3]."""
     hues = np.arange(max(classes - 1, 1)) / max(classes - 1, 1)
-    # Of full saturation and value (Smith 1978): each channel is a trapezoid over the hue.
+    # At full saturation and value (Smith 1978), each channel is a trapezoid over the hue.
     shifted = (hues[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6
     wheel = np.clip(np.abs(shifted - 3) - 1, 0, 1)[: classes - 1]
     return (np.concatenate([[[0.25] * 3], wheel, [[0.0] * 3]]) * 255).astype(np.uint8)
 
 
 def drawn_on(picture: np.ndarray, boxes: np.ndarray, colours: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return a picture in colour with the outlines of boxes, those that are wrong twice as wide.
+    """Return a picture in colour with the outlines of boxes; wrong ones are twice as wide.
 
     Args:
         picture: uint8, [height, width] or [height, width, 3].
         boxes: left, top, right, bottom, as fractions, ``[boxes, 4]``.
         colours: uint8, ``[boxes, 3]``.
-        right: whether a box is right, ``[boxes]``.
+        right: True for correct boxes, ``[boxes]``.
     """
     drawn = picture.copy() if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2)
     height, width = drawn.shape[:2]
@@ -111,7 +111,7 @@ def drawn_on(picture: np.ndarray, boxes: np.ndarray, colours: np.ndarray, right:
 
 
 def _layout(sample: np.ndarray, preprocessing: Preprocessing | None) -> str | None:
-    """Where the channels of a sample stand; None where it is no image."""
+    """The layout of a sample; None if it is no image."""
     fits = {
         "NHW": sample.ndim == 2 and min(sample.shape) > 1,
         "NCHW": sample.ndim == 3 and sample.shape[0] in (1, 3),
