@@ -20,27 +20,27 @@ from burnish.settings import suggestion
 FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
 _Form = tuple[tuple[int, ...], np.dtype, bool]
-"""Shape, element type, and whether the elements lie in C order."""
+"""Shape, element type, and True for C order."""
 
 
 def check_batch(
     signature: GraphSignature, batch: Mapping[str, Any], ignored: Collection[str] = (), part: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return the batch as the arrays that a graph takes, or raise an error that names the input at fault.
+    """Return the batch as the arrays that a graph takes, or raise an error that names the wrong input.
 
-    Arrays that are contiguous and of the right dtype are passed through, not copied. Floating-point values are rounded to
-    the graph's floating-point type, and integers widened or narrowed where every value fits. Labels may leave out last axes
-    of extent 1. NaN and infinities in data are let through: the check of the loss finds them.
+    Contiguous arrays of the right dtype are not copied. Floating-point values are rounded to the graph's floating-point type, and
+    integers widened or narrowed if every value fits. Labels may omit last axes of extent 1. NaN and infinities in data are
+    accepted: the check of the loss finds them.
 
     Args:
-        signature: of the graph that will run.
+        signature: signature of the graph to run.
         batch: arrays by input name.
-        ignored: names that may be in the batch and are not used.
-        part: whether it is a worker's part of a batch, which may be without samples, or have too few for statistics.
+        ignored: names that the batch may have without use.
+        part: True for a worker's part of a batch, which may be empty, or too small for statistics.
 
     Raises:
-        InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs that disagree about
-            a symbolic dimension, a batch that a batch normalization cannot take statistics of, a class index out of range.
+        InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs with different extents
+            for a symbolic dimension, a batch too small for batch normalization, a class index out of range.
     """
     expected = {entry.name: entry for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
     if not isinstance(batch, Mapping):
@@ -68,7 +68,7 @@ def check_batch(
 
 
 def by_only_input(signature: GraphSignature, array: Any) -> dict[str, Any]:
-    """Return a batch that is given as one array by the name of the graph's only input.
+    """Return a batch, given as one array, by the name of the graph's only input.
 
     Raises:
         InputError: the graph has several inputs, or none.
@@ -84,10 +84,10 @@ def by_only_input(signature: GraphSignature, array: Any) -> dict[str, Any]:
 
 
 class BatchCheck:
-    """``check_batch`` for one graph, batch after batch. Where a batch has the form of the last, only its values are checked.
+    """``check_batch`` for one graph, batch after batch. If a batch has the form of the last, only its values are checked.
 
     Args:
-        signature, ignored, part: as ``check_batch`` takes them.
+        signature, ignored, part: as in ``check_batch``.
     """
 
     def __init__(self, signature: GraphSignature, ignored: Collection[str] = (), part: bool = False):
@@ -113,7 +113,7 @@ class BatchCheck:
         return arrays
 
     def _forms(self, batch: Mapping[str, Any]) -> list[_Form] | None:
-        """Return what is checked of arrays beside their values; None where one is no array, or the batch holds others."""
+        """Return the form of each array; None if an entry is not an array, or the batch has other entries."""
         if type(batch) is not dict or len(batch) != len(self._entries):
             return None
         forms = []
@@ -129,7 +129,7 @@ class HyperparameterCheck:
     """``check_hyperparameters`` for one graph, step after step: values that stay the same are checked once.
 
     Args:
-        signature: of the graph.
+        signature: signature of the graph.
     """
 
     def __init__(self, signature: GraphSignature):
@@ -138,12 +138,12 @@ class HyperparameterCheck:
         self._arrays: dict[str, np.ndarray] = {}
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return every hyperparameter as a scalar array. The arrays are the same from step to step while the values are.
+        """Return every hyperparameter as a scalar array; unchanged values give the same arrays.
 
         Raises:
             ConfigurationError: as ``check_hyperparameters``.
         """
-        # True equals 1.0, and is no number to give.
+        # True equals 1.0, but is not a valid number.
         if values != self._checked or (values and any(type(value) is not float for value in values.values())):
             self._arrays = check_hyperparameters(self._signature, values)
             self._checked = dict(values)
@@ -151,19 +151,19 @@ class HyperparameterCheck:
 
 
 def broken_rule(signature: GraphSignature, samples: int) -> ExtentRule | None:
-    """Return the rule that a batch of this many samples breaks, or None for one that the graph takes."""
+    """Return the rule that a batch of this many samples breaks, or None."""
     entries = signature.inputs_of(Role.DATA, Role.LABEL)
     batch = {sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None}
     return next((rule for rule in signature.extents if rule.dimension in batch and not rule.allows(samples)), None)
 
 
 def check_hyperparameters(signature: GraphSignature, requested: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return every hyperparameter of a graph as a scalar array: the value that is requested, else its default.
+    """Return every hyperparameter of a graph as a scalar array: the requested value, or the default.
 
     Raises:
         ConfigurationError: an unknown name, a rate that the graph computes itself, a value that is not a finite number or is
-            negative, as hyperparameters are rates (one whose default is NaN may be any finite number, or NaN), or no
-            value where there is no default.
+            negative, as hyperparameters are rates (one whose default is NaN may be any finite number, or NaN), or no value and no
+            default.
     """
     computed = {entry.name for entry in signature.outputs_of(Role.RATE)}
     entries = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
@@ -199,7 +199,7 @@ def check_hyperparameters(signature: GraphSignature, requested: Mapping[str, Any
 
 
 def _plain_number(value: Any) -> float | None:
-    """Return a number, a numpy scalar or an array of no dimension as a float; None for anything else."""
+    """Return a number, a numpy scalar or an array without dimensions as a float; None otherwise."""
     if isinstance(value, bool | str | bytes) or np.ndim(value) != 0:
         return None
     try:
@@ -252,7 +252,7 @@ def _as_array(entry: Entry, value: Any) -> np.ndarray:
 
 
 def _as_text(entry: Entry, array: np.ndarray) -> np.ndarray:
-    """Return an array of text as objects, which is what runtimes take."""
+    """Return an array of text as objects, the form that runtimes take."""
     if array.dtype.kind not in "OUT" or not all(isinstance(item, str) for item in array.flat):
         raise InputError(
             f"The input '{entry.name}' has dtype {array.dtype}, and takes text: give an array of str, of shape "
@@ -262,7 +262,7 @@ def _as_text(entry: Entry, array: np.ndarray) -> np.ndarray:
 
 
 def _of_its_rank(entry: Entry, array: np.ndarray) -> np.ndarray:
-    """Return labels with as many last axes of extent 1 as the graph takes: ``[N]`` for scores of shape ``[N, C, 1, 1]``."""
+    """Return labels with the trailing axes of extent 1 that the graph takes: ``[N]`` for scores of shape ``[N, C, 1, 1]``."""
     rank = len(entry.extents)
     if entry.role is Role.LABEL and 0 < array.ndim < rank and all(extent == 1 for extent in entry.extents[array.ndim :]):
         return array.reshape(*array.shape, *[1] * (rank - array.ndim))
@@ -299,7 +299,7 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
 
 
 def _other_labels(entry: Entry, array: np.ndarray) -> str:
-    """Return what to do where labels are numbers for each class and the loss takes indices, or the reverse."""
+    """Return a remedy for numbers per class given to a loss of class indices, or the reverse."""
     extents = entry.extents
     if entry.role is not Role.LABEL:
         return ""
@@ -316,13 +316,13 @@ def _other_labels(entry: Entry, array: np.ndarray) -> str:
 
 
 def _what_fixes(entry: Entry, axis: int) -> str:
-    """Return which layer leaves this extent alone; nothing where the model itself declares it."""
+    """Return the layer that fixes this extent; empty if the model itself declares it."""
     reasons = [reason for fixed, reason in entry.fixed_by if fixed == axis]
     return f". {reasons[0]}" if reasons else ""
 
 
 def _how_to_open(entry: Entry, axis: int) -> str:
-    """Return what to do where the axis of the samples has extent 1; nothing for any other axis."""
+    """Return a remedy for a sample axis of extent 1; empty for other axes."""
     if entry.role is not Role.DATA or 1 not in entry.extents or entry.extents.index(1) != axis:
         return ""
     return (
@@ -352,7 +352,7 @@ def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
 def _rounded(entry: Entry, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         rounded = array.astype(entry.numpy_dtype, order="C")
-    if entry.numpy_dtype.itemsize <= array.dtype.itemsize:  # bfloat16 goes further than float16
+    if entry.numpy_dtype.itemsize <= array.dtype.itemsize:  # bfloat16 has a larger range than float16
         overflowed = np.isinf(rounded) & np.isfinite(array)
         if overflowed.any():
             raise InputError(
@@ -377,7 +377,7 @@ def _fitted(entry: Entry, array: np.ndarray) -> np.ndarray:
 def _check_range(entry: Entry, array: np.ndarray) -> None:
     if (entry.minimum is None and entry.maximum is None) or array.size == 0:
         return
-    # As array.min() and max(), which go through Python.
+    # Faster than array.min() and max(), which go through Python.
     smallest, largest = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     low = smallest if entry.minimum is None else entry.minimum
     high = largest if entry.maximum is None else entry.maximum
@@ -408,12 +408,12 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
 
 
 def _position(mask: np.ndarray) -> str:
-    """Return the first true position of a mask, as an index."""
+    """Return the first true index of a mask."""
     return str([int(index) for index in np.unravel_index(int(mask.argmax()), mask.shape)])
 
 
 def check_given_state(program: Program, state: Mapping[str, np.ndarray]) -> None:
-    """Raise ConfigurationError unless a state that a user gives is a mapping with the entries of a program's state."""
+    """Raise ConfigurationError unless a user's state is a mapping with the entries of the program's state."""
     remedy = "Give what session.state() or program.initial_state() of this program returns"
     if not isinstance(state, Mapping):
         raise ConfigurationError(f"The state is of type {type(state).__name__}, not a dict of arrays by state name. {remedy}")

@@ -1,4 +1,4 @@
-"""The learning rate of each step of a run, and warnings of what begins or ends only after its last step."""
+"""The learning rate of each step of a run, and warnings about options that take effect after its last step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ MONITORED = "monitored"
 
 
 Factor = Callable[[int, int], float]
-"""(step from 0, steps of the run) -> factor of the rate. It depends on these alone: a resumed run goes on as it would have."""
+"""(step from 0, steps of the run) -> factor of the rate. It depends only on these, so a resumed run continues unchanged."""
 
 
 def _constant(step: int, steps: int) -> float:
-    """Return 1 at every step."""
     return 1.0
 
 
@@ -45,7 +44,7 @@ def factor_of(factor: str | Factor) -> Factor:
     """Return a factor by name, or the function itself.
 
     Raises:
-        ConfigurationError: there is none of that name; it is a schedule that programs compute, or what makes one; or it cannot be
+        ConfigurationError: the name is unknown; the value is a schedule computed in programs, or its class; or it cannot be
             called with two numbers.
     """
     if isinstance(factor, str):
@@ -72,7 +71,7 @@ def factor_at(factor: Factor, step: int, steps: int) -> float:
     """Return the factor of a step.
 
     Raises:
-        ConfigurationError: it is no finite number.
+        ConfigurationError: it is not a finite number.
     """
     value = factor(step, steps)
     if not is_number(value):
@@ -88,14 +87,14 @@ class Rates:
     """The learning rates of the steps of a run.
 
     Attributes:
-        start: the rate that ``schedule`` changes; None where the program takes none.
-        groups: the rates of parameter groups that have their own, by input, which it changes too.
+        start: rate that ``schedule`` changes; None if the program takes none.
+        groups: rates of parameter groups that have their own, by input; ``schedule`` changes them too.
         schedule: (step from 0, steps of the run) -> factor.
-        computed: the outputs in which the program tells the rates that it computes.
-        monitored: the inputs of a program whose rate falls on a plateau.
-        figure: what these take after each epoch: loss or a metric.
-        every: steps to an update, one of which reads these inputs: more than 1 where the optimizer accumulates.
-        end: how many steps the program's own schedule is for; None where it has no end.
+        computed: outputs with the rates that the program computes.
+        monitored: inputs of a program whose rate falls on a plateau.
+        figure: value for these inputs after each epoch: loss or a metric.
+        every: steps per update; only one of them reads these inputs. More than 1 if the optimizer accumulates.
+        end: number of steps of the program's own schedule; None without an end.
     """
 
     start: float | None
@@ -112,10 +111,10 @@ class Rates:
         """Return the rates of a run.
 
         Args:
-            program: what trains.
-            lr: in place of the program's.
-            schedule: as ``Trainer`` takes it.
-            monitor: the same.
+            program: the trained program.
+            lr: rate that replaces the program's.
+            schedule: as in ``Trainer``.
+            monitor: as in ``Trainer``.
             figures: names of the loss and the metrics.
 
         Raises:
@@ -141,7 +140,7 @@ class Rates:
         elif lr is not None:
             check_hyperparameters(signature, {RATE: lr})
             lr = float(lr)
-        # Parameter groups call theirs monitored:<group>.
+        # The inputs of parameter groups are named monitored:<group>.
         monitored = tuple(name for name in inputs if name.partition(":")[0] == MONITORED)
         if monitor is not None and not monitored:
             raise ConfigurationError(f"monitor={monitor!r}: the schedule of this program monitors nothing: leave it out")
@@ -160,7 +159,7 @@ class Rates:
         )
 
     def at(self, step: int, steps: int) -> float | None:
-        """Return the rate for a step; None where the program computes its own, or has none."""
+        """Return the rate for a step; None if the program computes its own, or has none."""
         return None if self.start is None else self.start * factor_at(self.schedule, step, steps)
 
     def hyperparameters(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
@@ -169,7 +168,7 @@ class Rates:
         Args:
             step: number of the step, from 0.
             steps: steps of the run.
-            latest: figures that are new since the step before; empty where there are none.
+            latest: figures that are new since the last step, or empty.
         """
         rate = self.at(step, steps)
         figure = latest.get(self.figure, math.nan)
@@ -181,15 +180,15 @@ class Rates:
         return rates | (dict.fromkeys(self.monitored, figure) if fits else {})
 
     def used(self, hyperparameters: Mapping[str, float], results: Mapping[str, float]) -> float | None:
-        """Return the rate of a step, from its hyperparameters and its results; the first of several."""
+        """Return the rate of a step from its hyperparameters and results; the first if there are several."""
         return results[self.computed[0]] if self.computed else hyperparameters.get(RATE)
 
     def check_end(self, done: int, left: int) -> None:
-        """Raise ConfigurationError where the steps that are left go past the end of the program's own schedule.
+        """Raise ConfigurationError if the remaining steps go past the end of the program's own schedule.
 
         Args:
             done: steps that the state has taken.
-            left: steps that the run has still to do.
+            left: remaining steps of the run.
         """
         if self.end is not None and left and done + left > self.end:
             already = f" after the {done:,} that the state has taken" if done else ""
@@ -200,12 +199,12 @@ class Rates:
 
 
 def warn_of_what_is_not_reached(program: Program, steps: int, meets: bool) -> None:
-    """Warn of options that change nothing in a run, or do only a part of what they say, because it ends before.
+    """Warn of options that have no effect, or only a partial one, because the run ends too early.
 
     Args:
-        program: what trains.
-        steps: that have been taken where the run ends, with those before it.
-        meets: whether the run has workers that step alone and meet.
+        program: the trained program.
+        steps: steps at the end of the run, including those before it.
+        meets: True if workers step separately and meet.
     """
     options = program.options.get("optimizer")
     for problem in (*_of_optimizer(options, steps // steps_to_an_update(options), meets), *_of_masks(program, steps)):

@@ -19,7 +19,7 @@ LOSS = "loss"
 
 
 def only_totals(outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the totals among the outputs of ``evaluate``: counts as int64, sums as float64, in which they add up."""
+    """Return the totals among the outputs of ``evaluate``: counts as int64, sums as float64, so that they add up."""
     return {
         name: np.asarray(array, np.int64 if array.dtype.kind in "iub" else np.float64)
         for name, array in outputs.items()
@@ -36,7 +36,7 @@ class Totals:
     rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def add(self, totals: Mapping[str, np.ndarray]) -> None:
-        """Add what ``only_totals`` returned for a batch."""
+        """Add the result of ``only_totals`` for a batch."""
         for name, array in totals.items():
             if holds_rows(name):
                 self.rows.setdefault(name, []).append(array)
@@ -55,12 +55,12 @@ class Totals:
 
 
 def holds_rows(output: str) -> bool:
-    """Return whether an output holds rows, which are joined and not added."""
+    """Return True if an output has rows, which are concatenated instead of added."""
     return output.partition(":")[0] == ROWS
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """Return rows ``[N, K, ...]`` one after the other, the shorter filled with -1."""
+    """Return rows ``[N, K, ...]`` concatenated, with shorter ones padded by -1."""
     longest = max(array.shape[1] for array in arrays)
     filled = [
         np.pad(array, ((0, 0), (0, longest - array.shape[1]), *[(0, 0)] * (array.ndim - 2)), constant_values=-1)
@@ -77,9 +77,9 @@ def totals_over(
     """Return the added totals of many batches.
 
     Args:
-        batches: of any sizes.
-        evaluate: returns the totals of one.
-        progress: called after each batch with the number of batches done.
+        batches: batches of any sizes.
+        evaluate: function that returns the totals of one.
+        progress: function called after each batch with the number of batches done.
 
     Raises:
         InputError: there are no batches.
@@ -104,9 +104,9 @@ def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -
     """Return the loss and the metrics of added totals.
 
     Args:
-        totals: by name of the output of ``evaluate``. What has a sum and a count is their quotient; a loss that has a sum alone
-            is that sum; what has other totals is the metric of that name.
-        loss_terms: coefficients of the figures that the loss is the sum of, where it has several.
+        totals: by output name of ``evaluate``. A sum and a count give their quotient; a loss with only a sum gives that sum;
+            other totals belong to the metric of that name.
+        loss_terms: coefficients of the terms of a summed loss, if it has several.
 
     Raises:
         InputError: nothing counts towards a figure, or there is no metric of that name.
@@ -116,7 +116,7 @@ def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -
         named = total_of(output)
         if named is not None:
             parts.setdefault(named[0], {})[named[1]] = array
-    # Counts and sums were added up apart: the loss and its terms come first, as the graphs report them.
+    # Counts and sums were added separately; the loss and its terms come first, as in the graphs.
     ordered = sorted(parts, key=lambda name: not _is_of_loss(name))
     results = {name: _figure(name, parts[name]) for name in ordered}
     return {LOSS: _weighted(results, loss_terms), **results} if loss_terms else results
@@ -132,11 +132,11 @@ def _is_of_loss(figure: str) -> bool:
 
 @dataclass(frozen=True)
 class Sums:
-    """Which figures of the steps of a program are sums over samples (``reduction="sum"``) and add up over batches.
+    """The figures of a program's steps that are sums over samples (``reduction="sum"``) and add up over batches.
 
     Attributes:
-        names: of these figures.
-        loss_terms: coefficients of the figures that the loss is the sum of, where some of these add up and others do not.
+        names: names of these figures.
+        loss_terms: coefficients of the terms of the loss, if only some of them add up.
     """
 
     names: frozenset[str] = frozenset()
@@ -155,7 +155,7 @@ class Sums:
         return cls(frozenset({*names, LOSS})) if names >= terms.keys() else cls(frozenset(names), terms)
 
     def averages(self, means: Means) -> dict[str, float]:
-        """Return the figures over all batches that were added."""
+        """Return the figures over all added batches."""
         values = means.values()
         if self.loss_terms and self.loss_terms.keys() <= values.keys():
             values[LOSS] = _weighted(values, self.loss_terms)
@@ -163,7 +163,7 @@ class Sums:
 
 
 def figures_of_batch(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the figures of one batch: those among its outputs, and those of its rows, NaN where nothing counts."""
+    """Return the figures of one batch: those among its outputs, and those computed from its rows; NaN if nothing counts."""
     reported = {name: value.item() for name, value in outputs.items() if total_of(name) is None}
     parts: dict[str, dict[str, np.ndarray]] = {}
     for output, array in outputs.items():
@@ -199,7 +199,7 @@ def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:
 
 @dataclass
 class Means:
-    """Averages of loss and metrics. Each batch weighs as much as its samples; NaN is left out. Sums over samples are added."""
+    """Averages of loss and metrics, weighted by samples. NaN is left out. Sums over samples are added."""
 
     samples: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
@@ -215,5 +215,5 @@ class Means:
             self.sums[name] = self.sums.get(name, 0.0) + (value * samples if counts else 0.0)
 
     def values(self) -> dict[str, float]:
-        """Return the averages; NaN of a figure that was NaN in every batch."""
+        """Return the averages; NaN for a figure that was NaN in every batch."""
         return {name: total / self.samples[name] if self.samples[name] else math.nan for name, total in self.sums.items()}

@@ -1,4 +1,4 @@
-"""What only the numbers tell: an output of probabilities, data on another scale, rows from a table's end, copied labels."""
+"""Warnings from numbers: an output of probabilities, data on another scale, rows from a table's end, copied labels."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from burnish.program.layout import first_samples, sample_extent
 from burnish.warn import warn
 
 MOMENTUM = 0.9
-"""Of a BatchNormalization that says nothing."""
+"""The default momentum of BatchNormalization."""
 OTHER_SCALE = 100.0
-"""Times the variance: ten times the deviation. Pixels of 0 to 255 have 3,000 times that of standardized ones."""
+"""Factor of the variance: ten times the deviation. Pixels of 0 to 255 have 3,000 times that of standardized ones."""
 
 
 class FirstStep:
-    """The first step of a session, which warns of what its numbers tell that is perhaps not what was meant.
+    """The first step of a session, which warns of numbers that look like mistakes.
 
     Args:
-        program: what is trained.
-        threads: for the file.
+        program: the trained program.
+        threads: number of threads for the file.
 
     Attributes:
-        file: which the program was compiled of, to be compared with what it predicts; None where it is not.
+        file: file that the program was compiled from, to compare predictions; None to skip this.
     """
 
     def __init__(self, program: Program, threads: int | None = None):
@@ -42,10 +42,10 @@ class FirstStep:
         self.file: Path | None = None
 
     def run(self, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run it on a checked batch, and the hyperparameters; ``runner`` is the program on an engine."""
+        """Run the step on a checked batch and hyperparameters; ``runner`` is the program on an engine."""
         program = self._program
         if self.file is not None and all(array.size for array in inputs.values()):
-            with suppress(EngineError):  # the step fails alike, and its error names the node of the step
+            with suppress(EngineError):  # the step fails too, with an error that names its node
                 warn_of_departure(self.file, program, runner.predict, inputs, self._threads)
         warn_of_probabilities(program, runner, inputs)
         warn_of_negative_rows(program, inputs)
@@ -70,21 +70,21 @@ class FirstStep:
 
 
 def check_inputs(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
-    """Warn of what the first batch of a program with cached features tells, whose steps do not see the inputs of the model.
+    """Check the first batch of a program with cached features, as its steps do not see the model's inputs.
 
     Args:
-        program: what is trained.
+        program: the trained program.
         runner: the program on an engine.
-        inputs: of the model, checked.
+        inputs: inputs of the model, checked.
     """
     warn_of_probabilities(program, runner, inputs)
     warn_of_negative_rows(program, inputs, "predict")
 
 
 def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, float]]:
-    """Give the batch normalizations that no other one stands before, whose statistics a step updates at the layer's own momentum.
+    """Yield the first batch normalizations on each path, if a step updates their statistics at the layer's own momentum.
 
-    What stands behind another one meets values that are normalized by the batch, whatever the scale of the data.
+    A later one sees values normalized by the batch, whatever the scale of the data.
 
     Yields:
         The node, the state entry of its running variance, and its momentum.
@@ -104,9 +104,9 @@ def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, floa
 
 
 def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: float) -> float | None:
-    """Return how many times the running variance that of the batch was, in the median over channels.
+    """Return the ratio of the batch's variance to the running variance, the median over channels.
 
-    None where that is not known: the running variance is that of a layer that was never trained, or nothing varies in the batch.
+    None if it is unknown: the layer was never trained, or the batch is constant.
     """
     known = running > 0
     if not known.any() or (running == running.flat[0]).all() or momentum >= 1:
@@ -117,12 +117,12 @@ def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: fl
 
 
 def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray], graph: str = "step") -> None:
-    """Warn of numbers below 0 for rows of a table: the standard counts them from its end, and people mean no row by them.
+    """Warn of negative row indices: the standard counts them from the table's end, but people mean no row by them.
 
     Args:
-        program: what is trained.
+        program: the trained program.
         inputs: a checked batch.
-        graph: that takes it.
+        graph: graph that takes the batch.
     """
     for entry in program.signature[graph].inputs_of(Role.DATA):
         array = inputs.get(entry.name)
@@ -139,10 +139,10 @@ def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray], gr
 
 
 def warn_of_copied_labels(program: Program, inputs: Mapping[str, np.ndarray]) -> None:
-    """Warn of labels that are the numbers of an input, each in its place: a model learns to copy them, and no next token.
+    """Warn of labels equal to an input at each position: the model learns to copy instead of predicting the next token.
 
     Args:
-        program: what is trained.
+        program: the trained program.
         inputs: a checked batch.
     """
     signature = program.signature["step"]
@@ -169,15 +169,15 @@ def warn_of_copied_labels(program: Program, inputs: Mapping[str, np.ndarray]) ->
 
 
 def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
-    """Warn where a loss that applies a softmax reads an output that holds probabilities on these inputs.
+    """Warn if a loss that applies a softmax reads an output with probabilities on these inputs.
 
-    Nothing runs where the model's graph tells what the output is, as nearly all do, and of a batch of cached features, which
-    the model does not take: ``check_inputs`` sees what they are computed from.
+    Nothing runs if the graph settles the question, as nearly all do, or for a batch of cached features, which the model does not
+    take: ``check_inputs`` sees the inputs of these.
 
     Args:
-        program: what is trained.
+        program: the trained program.
         runner: the program on an engine.
-        inputs: a checked batch; labels are left out here.
+        inputs: a checked batch; labels are ignored here.
     """
     doubtful = {
         prediction["reads"]: prediction["class_axis"]
@@ -196,7 +196,7 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
     try:
         predicted = runner.predict({name: inputs[name] for name in data})
     except EngineError:
-        return  # the step fails alike, and its error names the node of the step
+        return  # the step fails too, with an error that names its node
     for name, class_axis in doubtful.items():
         if name in outputs and are_probabilities(predicted[name], class_axis):
             loss = program.options["loss"]["name"]
@@ -209,30 +209,30 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
 
 
 SAMPLES = 2
-"""The most samples that are compared, so that a comparison takes less time than a step; one would not show what mixes several."""
+"""Most samples compared, so that a comparison is faster than a step; a single one would not reveal mixing between samples."""
 TOLERANCE, OF_SIXTEEN_BITS, OF_INTEGERS = 1e-4, 2e-2, 2e-3
-"""Parts of the largest number of an output that rounding may explain; of integers half a step of eight bits."""
+"""Differences that rounding may explain, relative to the largest number of an output; with integers half a step of eight bits."""
 MOVES = {TOLERANCE: 2.0**-20, OF_SIXTEEN_BITS: 2.0**-9, OF_INTEGERS: 2.0**-8}
-"""By which part numbers are moved to see what rounding comes to in a file: some last bits, or half a step of eight bits."""
+"""Relative size of the perturbation that measures rounding in a file: some last bits, or half a step of eight bits."""
 MOVED = 4.0
-"""A difference counts if it is more than so many times the one that such a move makes."""
+"""A difference counts if it is more than this many times the effect of the perturbation."""
 LARGEST_MESSAGE = 2**31 - 1
 """Bytes."""
 LEAST = 1e-3
-"""An output of Sigmoid is taken for at least as large: near 0 it has few digits."""
+"""Least size assumed for an output of Sigmoid, which has few digits near 0."""
 
 Predict = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class FileComparison:
-    """How far a program is from its file.
+    """The difference between a program and its file.
 
     Attributes:
-        output: where they differ most.
-        apart: by how much, as a part of the largest number that the file gives there.
-        tolerance: how much rounding may explain.
-        reasons: why, as far as it is known.
+        output: output with the largest difference.
+        apart: difference relative to the file's largest number in that output.
+        tolerance: difference that rounding may explain.
+        reasons: known reasons.
     """
 
     output: str
@@ -245,7 +245,7 @@ class FileComparison:
         return self.apart <= self.tolerance
 
     def message(self, file: Path) -> str:
-        """Return in words whether the two agree; where not, by how much and why."""
+        """Return the result in words; for a difference, with its size and reasons."""
         if self.agrees:
             return f"predict computes what {file} computes, to {self.apart:.0e} of the largest output"
         why = "; ".join(self.reasons) or "no reason is known, which is worth a report"
@@ -258,18 +258,18 @@ class FileComparison:
 def compare_with_file(
     file: Path, program: Program, predict: Predict, batch: Mapping[str, np.ndarray], threads: int | None = None
 ) -> FileComparison | None:
-    """Run a file on ONNX Runtime and ``predict``, on the same few samples.
+    """Compare a file on ONNX Runtime with ``predict``, on the same few samples.
 
     Args:
         file: an ONNX file.
-        program: compiled of it, with no other options than a command has.
-        predict: predicts in the initial state.
+        program: program compiled from it, with no options beyond those of a command.
+        predict: prediction function in the initial state.
         batch: a checked batch, in the model's own layout.
-        threads: for ONNX Runtime; None is its choice.
+        threads: threads of ONNX Runtime; None is its default.
 
     Returns:
-        How far the two are apart; None where they cannot be compared: the file does not run, takes other inputs than the program
-        (``bind``), or gives something else each time.
+        The difference; None if they cannot be compared: the file does not run, takes other inputs than the program (``bind``), or
+        is not deterministic.
     """
     entries = program.signature["predict"].inputs_of(Role.DATA)
     if program.options.get("bind") or any(entry.name not in batch for entry in entries):
@@ -277,7 +277,7 @@ def compare_with_file(
     is_opened = bool(program.options.get("batch"))
     extents = {sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None}
     few = 1 if is_opened else SAMPLES
-    # Of an open batch a few samples will do.
+    # With an open batch, a few samples are enough.
     is_batch = len(extents) == 1 and not isinstance(next(iter(extents)), int)
     samples = {entry.name: first_samples(batch[entry.name], entry, few) if is_batch else batch[entry.name] for entry in entries}
     if is_opened and not is_batch:
@@ -287,7 +287,7 @@ def compare_with_file(
         return None
     try:
         own = run(samples)
-    except Exception:  # of ONNX Runtime, which has no class for them; the file may ask for what the program does without
+    except Exception:  # ONNX Runtime has no class of errors; the file may need inputs that the program does not
         return None
     tolerance, reasons = _tolerance(program), tuple(program.options.get("departures", ()))
     least = _least_sizes(program)
@@ -305,10 +305,10 @@ def compare_with_file(
 def warn_of_departure(
     file: Path, program: Program, predict: Predict, batch: Mapping[str, np.ndarray], threads: int | None = None
 ) -> None:
-    """Warn where ``predict`` does not compute what the file does.
+    """Warn if ``predict`` differs from the file.
 
     Args:
-        file, program, predict, batch, threads: as for ``compare_with_file``.
+        file, program, predict, batch, threads: as in ``compare_with_file``.
     """
     found = compare_with_file(file, program, predict, batch, threads)
     if found is not None and not found.agrees:
@@ -316,9 +316,9 @@ def warn_of_departure(
 
 
 def _moved(file: Path, samples: Mapping[str, np.ndarray], tolerance: float, threads: int | None) -> dict[str, np.ndarray]:
-    """What a file gives where its weights differ in their last bits, and its inputs by as much as its own rounding makes of them.
+    """The outputs of a file with its weights perturbed in their last bits, and its inputs by its own rounding.
 
-    Nothing where ONNX Runtime does not load it so: with weights that do not fit into a message, for one.
+    Empty if ONNX Runtime cannot load it so, for example with weights larger than a message.
     """
     generator = np.random.default_rng(0)
 
@@ -339,12 +339,12 @@ def _moved(file: Path, samples: Mapping[str, np.ndarray], tolerance: float, thre
 
 
 def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None:
-    """Return what runs a file; None where ONNX Runtime does not load it."""
+    """Return a function that runs a file; None if ONNX Runtime does not load it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    # It runs once or twice: optimizing it would take longer than that.
+    # It runs once or twice, so optimizing would take longer than running.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -352,7 +352,7 @@ def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, n
         session = onnxruntime.InferenceSession(
             file if isinstance(file, bytes) else str(file), options, providers=["CPUExecutionProvider"]
         )
-    except Exception:  # of ONNX Runtime: no kernel, no memory, a newer opset
+    except Exception:  # from ONNX Runtime: no kernel, no memory, a newer opset
         return None
 
     def run(samples: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -364,7 +364,7 @@ def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, n
 
 
 def _tolerance(program: Program) -> float:
-    """How much rounding may explain, by the digits that the file computes with."""
+    """The difference that rounding may explain, by the precision of the file."""
     graph = program.graphs.unlowered("predict").graph
     values = [value for node in graph.all_nodes() for value in node.outputs]
     if any("Quantize" in node.op_type or node.op_type.endswith("Integer") for node in graph.all_nodes()):
@@ -374,7 +374,7 @@ def _tolerance(program: Program) -> float:
 
 
 def _least_sizes(program: Program) -> dict[str, float]:
-    """The size that outputs are taken to have at least, by name."""
+    """The least size assumed for outputs, by name."""
     graph = program.graphs.unlowered("predict").graph
     return {value.name or "": LEAST for value in graph.outputs if producer_of(value, "Sigmoid") is not None}
 
@@ -386,14 +386,14 @@ def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
 def _differences(
     actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], least: Mapping[str, float]
 ) -> dict[str, float]:
-    """How far outputs are apart, by name, of those that both hold."""
+    """The differences between outputs by name, for those in both."""
     return {
         name: _apart(np.asarray(actual[name]), array, least.get(name, 0.0)) for name, array in expected.items() if name in actual
     }
 
 
 def _apart(actual: np.ndarray, expected: np.ndarray, least: float) -> float:
-    """The largest difference as a part of the largest number; of integers, the part of them that differ."""
+    """The largest difference relative to the largest number; for integers, the share that differs."""
     if actual.shape != expected.shape:
         return float("inf")
     if expected.size == 0 or expected.dtype.kind in "OSU":

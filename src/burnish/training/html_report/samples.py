@@ -1,4 +1,4 @@
-"""The judgement of a model over a data set: the confusion matrix, and the samples that it gets most wrong."""
+"""The evaluation of a model on a data set: the confusion matrix, and the samples with the largest errors."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from burnish.training.predictions import Answer, class_names, is_detector, pictu
 from burnish.training.trained_model import TrainedModel
 
 MOST_CLASSES = 1000
-"""Beyond so many classes no matrix is kept."""
+"""Most classes for a matrix."""
 LONGEST_TEXT = 240
-"""Characters of a text that are shown."""
+"""Most characters of a text shown."""
 SMALLEST = 1e-12
 EVEN_ODDS = 0.5
 """The probability above which a label is a yes."""
 
 
 class _Part:
-    """A stretch of a data set."""
+    """A contiguous part of a data set."""
 
     def __init__(self, dataset: Dataset, start: int, stop: int):
         self._dataset, self._start, self._count = dataset, start, stop - start
@@ -43,20 +43,20 @@ class _Part:
 
 
 def judged_samples(loader: Loader) -> Dataset | None:
-    """Return the samples of a loader as the model takes them; None where they come as batches, with no order of their own."""
+    """Return the samples of a loader as the model reads them; None for an iterable of batches, which has no fixed order."""
     if isinstance(loader, BatchLoader):
         return None
     return loader.dataset.source if isinstance(loader.dataset, FeatureDataset) else loader.dataset
 
 
 def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, worst: int = 12) -> Judgement:
-    """Return what a model says of all samples of a data set.
+    """Return the evaluation of a model on all samples of a data set.
 
     Args:
-        model: in inference mode.
-        dataset: with labels, as ``model.to_evaluate`` describes it; None is not judged.
-        batch_size: samples at once; no more of them are in memory.
-        worst: how many examples are kept.
+        model: model in inference mode.
+        dataset: data with labels, as in ``model.to_evaluate``; None gives an empty result.
+        batch_size: samples at once, which bounds the memory.
+        worst: number of examples to keep.
     """
     if dataset is None:
         return Judgement(0, (), None, (), "the data come as batches, in which no sample has a place of its own")
@@ -113,7 +113,7 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
 
 
 def _words(text: str | None, otherwise: str) -> str:
-    """A text, cut off where it is long; ``otherwise`` where there is none."""
+    """A text, shortened if long; ``otherwise`` if there is none."""
     if not text:
         return otherwise
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip()}…"
@@ -124,25 +124,25 @@ def _added(confusion: np.ndarray | None, labels: np.ndarray, numbers: np.ndarray
     if count > MOST_CLASSES:
         return np.zeros((count, 1), np.int64)
     total = np.zeros((count, count), np.int64) if confusion is None else confusion
-    counts = (labels >= 0) & (labels < count)  # others are those that the loss ignores
+    counts = (labels >= 0) & (labels < count)  # others are ignored by the loss
     np.add.at(total, (labels[counts], numbers.argmax(axis=1)[counts]), 1)
     return total
 
 
 def _is_of_pixels(outputs: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether scores are of classes for each pixel, [samples, classes, height, width], and labels are masks of indices."""
+    """True for class scores of each pixel, [samples, classes, height, width], with masks of indices as labels."""
     return outputs.ndim == 4 and labels.ndim == 3 and labels.dtype.kind in "iu" and outputs.shape[1] > 1
 
 
 def _no_and_yes(scores: np.ndarray, least: float) -> np.ndarray:
-    """Return scores of two classes, no and yes, of one score that is a yes above ``least``: [samples, 2, height, width]."""
+    """Return scores of the classes no and yes from one score that is a yes above ``least``: [samples, 2, height, width]."""
     return np.concatenate([np.full_like(scores, least), scores], axis=1)
 
 
 def _compared(said: np.ndarray, right: np.ndarray, classes: int) -> np.ndarray:
-    """Return how many pixels of which class are taken for which: int64, [right class, class that is said].
+    """Return the confusion matrix of pixels: int64, [right class, predicted class].
 
-    Pixels whose right class is none of them count as little as in the loss: not at all.
+    Pixels without a right class are left out, as in the loss.
     """
     counts = (right >= 0) & (right < classes)
     pairs = right[counts].astype(np.int64) * classes + said[counts].astype(np.int64)
@@ -150,7 +150,7 @@ def _compared(said: np.ndarray, right: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _most_mixed_up(matrix: np.ndarray) -> tuple[int, int, float]:
-    """Return the pair of classes, right and said, that most wrong pixels are of, and which share of all pixels is wrong."""
+    """Return the most common wrong pair of classes (right, predicted), and the share of wrong pixels."""
     wrong = matrix.copy()
     np.fill_diagonal(wrong, 0)
     right, said = np.unravel_index(int(wrong.argmax()), wrong.shape)
@@ -158,7 +158,7 @@ def _most_mixed_up(matrix: np.ndarray) -> tuple[int, int, float]:
 
 
 class _Worst:
-    """Keeps the samples with the largest errors, and nothing of the others."""
+    """The samples with the largest errors; the others are not kept."""
 
     def __init__(self, model: TrainedModel, count: int):
         self._model, self._count = model, count
@@ -185,7 +185,7 @@ class _Worst:
     def add_masks(
         self, start: int, batch: dict[str, np.ndarray], masks: np.ndarray, outputs: np.ndarray, confusion: np.ndarray | None
     ) -> np.ndarray:
-        """Add pictures with a class for each pixel, and return the matrix with their pixels."""
+        """Add pictures with a class for each pixel, and return the matrix with their pixels added."""
         count, self.of_pixels = outputs.shape[1], True
         self._name(count)
         said = outputs.argmax(axis=1)
@@ -208,7 +208,7 @@ class _Worst:
                 self._keep(error, start + row, *named, self._sample(batch, row))
 
     def add_questions(self, start: int, batch: dict[str, np.ndarray], targets: np.ndarray, numbers: np.ndarray) -> None:
-        """Add samples of which each label is a question of yes or no."""
+        """Add samples with several yes-or-no labels."""
         names = class_names(self._model.described.classes, targets.shape[1])
         chances = np.clip(numbers, SMALLEST, 1 - SMALLEST)
         errors = -(targets * np.log(chances) + (1 - targets) * np.log1p(-chances)).mean(axis=1)
@@ -221,7 +221,7 @@ class _Worst:
         return tuple(example for _, _, example in sorted(self._heap, key=lambda item: (-item[0], -item[1])))
 
     def _name(self, count: int) -> None:
-        """Learn what so many classes are called: by their numbers, where the model does not say."""
+        """Set the names of the classes; their numbers if the model has no names."""
         self.names = tuple(class_names(self._model.described.classes, count))
 
     def _takes(self, error: float) -> bool:
@@ -253,24 +253,24 @@ def _numbers(values: Any, most: int = 8) -> str:
 
 
 ENOUGH = 0.5
-"""The overlap from which a box stands for an object."""
+"""The least overlap at which a box matches an object."""
 MOST_BOXES = 100
-"""Of a picture, the likeliest: as many as COCO's precision looks at of a class."""
+"""Most boxes per picture, by score: as many as COCO's precision uses per class."""
 MOST_NAMES = 1000
-"""Beyond so many classes no matrix is kept."""
+"""Most classes for a matrix."""
 NOTHING = "nothing"
-"""What stands in the matrix for objects that no box finds, and for boxes of no object."""
+"""The class of missed objects and spare boxes in the matrix."""
 UNSAID = 0.5
-"""The score above which boxes are judged, where no box is right at any."""
+"""The score threshold if no box is right at any."""
 
 
 class _Pairs(NamedTuple):
-    """Which boxes and objects of a picture belong to each other.
+    """The boxes and objects of a picture that match.
 
     Attributes:
-        boxes, objects: the places of both, int64 ``[pairs]``.
-        spare: boxes that stand for no object, int64; what lies in a region of many is none of them.
-        missed: objects that no box stands for, int64.
+        boxes, objects: indices of both, int64 ``[pairs]``.
+        spare: boxes without an object, int64; boxes in crowd regions are left out.
+        missed: objects without a box, int64.
     """
 
     boxes: np.ndarray
@@ -280,15 +280,15 @@ class _Pairs(NamedTuple):
 
 
 def judge_boxes(model: TrainedModel, dataset: Dataset, batch_size: int, worst: int) -> Judgement:
-    """Return what a detector says of all pictures of a data set.
+    """Return the evaluation of a detector on all pictures of a data set.
 
-    Boxes are judged above one score for all pictures: that at which the harmonic mean of precision and recall is largest.
+    One score threshold is used for all pictures: the one with the largest harmonic mean of precision and recall.
 
     Args:
-        model: with a metric of average precision.
-        dataset: with objects, as the model's loss takes them.
+        model: model with a metric of average precision.
+        dataset: data with objects, as for the model's loss.
         batch_size: pictures at once.
-        worst: how many examples are kept.
+        worst: number of examples to keep.
     """
     pictures: list[Picture] = []
     try:
@@ -309,7 +309,7 @@ def judge_boxes(model: TrainedModel, dataset: Dataset, batch_size: int, worst: i
 
 
 def _matrix(pictures: Sequence[Picture], pairs: Sequence[_Pairs], count: int) -> np.ndarray:
-    """How many objects are taken for which class, the last of ``count`` being nothing."""
+    """The confusion matrix of objects; the last of ``count`` classes is "nothing"."""
     matrix = np.zeros((count, count), np.int64)
     for picture, own in zip(pictures, pairs, strict=True):
         np.add.at(matrix, (picture.labels[own.objects], picture.classes[own.boxes]), 1)
@@ -319,9 +319,9 @@ def _matrix(pictures: Sequence[Picture], pairs: Sequence[_Pairs], count: int) ->
 
 
 def best_threshold(pictures: Sequence[Picture]) -> float:
-    """Return the score above which boxes have the largest F1 over all pictures; ``UNSAID`` where none of them is right.
+    """Return the score threshold with the largest F1 over all pictures; ``UNSAID`` if no box is right.
 
-    A box is right where it overlaps an object of its class by half, for which no likelier box stands.
+    A box is right if it overlaps an object of its class by half, and no likelier box matches that object.
     """
     scores, hits, objects = [np.zeros(0)], [np.zeros(0, bool)], 0
     for picture in pictures:
@@ -343,16 +343,16 @@ def best_threshold(pictures: Sequence[Picture]) -> float:
     if not right.size or not right[-1]:
         return UNSAID
     f1 = 2 * right / (np.arange(1, len(right) + 1) + objects)
-    # Boxes of one score are judged together.
+    # Boxes with equal scores pass the threshold together.
     sorted_scores = joined_scores[order]
     is_last = np.append(sorted_scores[1:] != sorted_scores[:-1], True)
     return float(sorted_scores[np.where(is_last, f1, -1.0).argmax()])
 
 
 def matched(picture: Picture) -> _Pairs:
-    """Return which boxes stand for which objects, those that overlap most first, by half at least.
+    """Return the matches of boxes and objects, largest overlap first, at least one half.
 
-    Boxes of an object's own class go before those of others.
+    Boxes of an object's own class take precedence.
     """
     places = np.flatnonzero(~picture.crowd)
     shared = overlaps(picture.boxes, picture.objects[places])
@@ -386,7 +386,7 @@ def _chosen(picture: Picture, boxes: np.ndarray) -> Picture:
 
 
 def _names(model: TrainedModel, pictures: Sequence[Picture]) -> tuple[str, ...]:
-    """What the classes are called, and nothing: by their numbers, where the model does not say."""
+    """The names of the classes (their numbers if the model has no names), and "nothing"."""
     known = model.described.classes
     count = 1 + max((int(max(one.labels.max(initial=-1), one.classes.max(initial=-1))) for one in pictures), default=-1)
     named = known if known is not None and len(known) >= count else tuple(map(str, range(count)))
@@ -394,7 +394,7 @@ def _names(model: TrainedModel, pictures: Sequence[Picture]) -> tuple[str, ...]:
 
 
 def _wrong(picture: Picture, pairs: _Pairs) -> int:
-    """How many objects are missed or taken for others, and how many boxes stand for none."""
+    """The number of missed objects, misclassified objects and spare boxes."""
     mixed_up = picture.labels[pairs.objects] != picture.classes[pairs.boxes]
     return len(pairs.spare) + len(pairs.missed) + int(mixed_up.sum())
 
@@ -408,7 +408,7 @@ def _example(
     counts = ~picture.crowd
     right_objects, right_boxes = pairs.objects[is_right], pairs.boxes[is_right]
     if pixels is not None:
-        colours = class_colours(len(names))[1:]  # the first is that of a background
+        colours = class_colours(len(names))[1:]  # the first is the background's
         sides = [
             (picture.objects[counts], picture.labels[counts], np.isin(np.flatnonzero(counts), right_objects)),
             (picture.boxes, picture.classes, np.isin(np.arange(len(picture.boxes)), right_boxes)),
@@ -420,6 +420,6 @@ def _example(
 
 
 def _counted(classes: np.ndarray, names: Sequence[str]) -> str:
-    """How many there are of each class, in words."""
+    """The counts of each class, in words."""
     counts = np.bincount(classes, minlength=len(names))
     return ", ".join(f"{count} {names[index]}" for index, count in enumerate(counts.tolist()) if count) or NOTHING
