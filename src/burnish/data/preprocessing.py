@@ -1,4 +1,4 @@
-"""Preprocessing of pixels: what is done to an image before a model reads it, as a value with named presets."""
+"""Preprocessing of image pixels, as a value with named presets."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 STRETCH, CROP = "stretch", "crop"
 RESIZES = (STRETCH, CROP)
 SHORTER_SIDE = 256 / 224
-"""The shorter side of an image before its centre is cut out, in the size of what is cut: as models of ImageNet are evaluated."""
+"""Shorter side before a center crop, relative to the crop: the usual ratio for ImageNet evaluation."""
 LARGEST = 255
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(PlainSettings):
-    """Preprocessing of an image of 8-bit pixels: each channel becomes ``(pixel * scale - mean) / std``.
+    """Preprocessing of an 8-bit image: each channel becomes ``(pixel * scale - mean) / std``.
 
-    Computed in float64, rounded once to the dtype of the model's input. The four settings that a model's input may say by itself
-    are None until they are known (``for_images``).
+    Values are computed in float64 and rounded once to the dtype of the model's input. size, channels and layout may stay None
+    until the model's input is known (``for_images``).
 
     Attributes:
-        scale: what a pixel, 0 to 255, is multiplied by.
-        mean, std: one number, or one for each channel in the order of the model's input; std is above 0.
-        interpolation: how an image is resized, by Pillow's names: nearest, bilinear, bicubic, box, hamming or lanczos; reduced
-            images are smoothed, except by nearest.
-        resize: ``stretch`` brings an image to the size whatever its sides; ``crop`` resizes the shorter side to ``shorter_side``
-            and cuts the size out of the centre, as torchvision's transforms for evaluation do.
-        shorter_side: for ``crop``, in pixels; None is 8/7 of the larger side of the size (256 for 224).
-        size: height and width that the model takes.
-        channels: ``rgb``, ``bgr`` or ``gray`` (the luma of ITU-R 601, as Pillow computes it).
-        layout: of the model's input: ``NCHW``, ``NHWC`` or ``NHW``.
+        scale: factor of a pixel (0 to 255).
+        mean, std: one number, or one per channel in the order of the model's input; std is above 0.
+        interpolation: Pillow's name of the resize filter: nearest, bilinear, bicubic, box, hamming or lanczos. All but nearest
+            antialias.
+        resize: ``stretch`` ignores the aspect ratio; ``crop`` resizes the shorter side to ``shorter_side`` and takes the center,
+            like torchvision's evaluation transforms.
+        shorter_side: in pixels, for ``crop``; None is 8/7 of the larger side of ``size`` (256 for 224).
+        size: height and width of the model's input.
+        channels: ``rgb``, ``bgr`` or ``gray`` (the luma of ITU-R 601, as in Pillow).
+        layout: ``NCHW``, ``NHWC`` or ``NHW``.
     """
 
     scale: float = 1 / 255
@@ -85,20 +85,20 @@ class Preprocessing(PlainSettings):
 
     @property
     def side(self) -> int:
-        """The shorter side that an image is resized to before its centre is cut out, where the size is known."""
+        """The shorter side before a center crop; requires a known size."""
         assert self.size is not None
         return self.shorter_side or round(max(self.size) * SHORTER_SIDE)
 
     def for_images(self, entry: Entry, source: str) -> Preprocessing:
-        """Return the description with all that the model's input says: size, channels and layout.
+        """Return the preprocessing completed by the model's input: size, channels and layout.
 
         Args:
             entry: the input.
-            source: what to call the data in an error.
+            source: name of the data, for errors.
 
         Raises:
-            DataError: the input is not that of images, it says something else than the description, it leaves the size open and
-                the description too, or it takes whole numbers and these would be none.
+            DataError: the input does not take images or contradicts the settings, the size stays open, or an integer input would
+                get fractions.
         """
         layout, count, height, width = image_layout(entry, source, self.layout, self.channels)
         channels = self.channels or ("gray" if count == 1 else "rgb")
@@ -129,10 +129,10 @@ class Preprocessing(PlainSettings):
         return described
 
     def table(self, entry: Entry, channels: int, source: str) -> np.ndarray:
-        """Return what each pixel becomes: [channels, 256], in the dtype of the model's input.
+        """Return the value of each pixel, [channels, 256], in the dtype of the model's input.
 
         Raises:
-            DataError: numbers for another number of channels, or an input of whole numbers that these are not.
+            DataError: the number of channels differs, or an integer input would get fractions.
         """
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, channels):
@@ -164,7 +164,7 @@ class Preprocessing(PlainSettings):
         return whole
 
     def formula(self) -> str:
-        """Return what becomes of a pixel: ``(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]``."""
+        """Return the formula, such as ``(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]``."""
         divisor = 1 / self.scale
         scaled = "pixel"
         if self.scale != 1:
@@ -178,7 +178,7 @@ class Preprocessing(PlainSettings):
         return scaled
 
     def text(self) -> str:
-        """Return the whole description as a line: size, interpolation, channels, layout and formula, as far as they are known."""
+        """Return all known settings in one line."""
         parts = []
         if self.size is not None:
             size = f"{self.size[0]} x {self.size[1]}"
@@ -193,23 +193,23 @@ class Preprocessing(PlainSettings):
         return ", ".join([*parts, f"values {self.formula()}"])
 
     def options(self) -> dict[str, Any]:
-        """Return the description as JSON-compatible values; ``read_pixels`` reads them."""
+        """Return the settings as JSON-compatible values for ``read_pixels``."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def image_layout(
     entry: Entry, source: str, layout: str | None = None, channels: str | None = None
 ) -> tuple[Layout, int, int | None, int | None]:
-    """Read an image input's shape: its layout, channels, height and width (None where symbolic).
+    """Return layout, channels, height and width of an image input (None for symbolic extents).
 
     Args:
         entry: the input.
-        source: what to call the data in an error.
-        layout: of the input, where its shape leaves the channels open, or would do for several.
-        channels: what it takes, where its shape leaves that open; color by default.
+        source: name of the data, for errors.
+        layout: layout to assume if the shape is ambiguous.
+        channels: channels to assume if their number is symbolic; color by default.
 
     Raises:
-        DataError: not the shape of gray or color images.
+        DataError: the shape is not that of gray or color images.
     """
     shape = entry.extents
     opened = 1 if channels == "gray" else 3
@@ -230,16 +230,16 @@ def image_layout(
 
 
 def of_bytes(array: np.ndarray, entry: Entry, pixels: Preprocessing, source: str) -> np.ndarray:
-    """Return an array of bytes as the floating-point values that a model takes.
+    """Return an array of bytes as the floating-point values of a model's input.
 
     Args:
-        array: uint8, of the shape of the input; its channels are taken in the order in which they are.
+        array: uint8, in the shape of the input; channels keep their order.
         entry: the input.
-        pixels: what becomes of a byte.
-        source: what to call the data in an error.
+        pixels: preprocessing of a byte.
+        source: name of the data, for errors.
 
     Raises:
-        DataError: numbers for each channel, and the input is not that of images with as many.
+        DataError: the settings have numbers per channel, and the input does not have these channels.
     """
     if len(pixels.mean) == len(pixels.std) == 1:
         return np.asarray(np.take(pixels.table(entry, 1, source)[0], array))
@@ -259,12 +259,12 @@ def of_bytes(array: np.ndarray, entry: Entry, pixels: Preprocessing, source: str
 
 
 def shape_text(shape: Sequence[int | str | None]) -> str:
-    """Return ``[batch, 3, 224, 224]``, with ``?`` for an unknown extent."""
+    """Return a text such as ``[batch, 3, 224, 224]``, with ``?`` for an unknown extent."""
     return "[" + ", ".join("?" if extent is None else str(extent) for extent in shape) + "]"
 
 
 def takes_bytes(array: np.ndarray, entry: Entry) -> bool:
-    """Return whether an array holds bytes that an input takes as floating point: as pixels, that is."""
+    """True if an array of bytes fills a floating-point input, so that it holds pixels."""
     return bool(array.dtype == np.uint8 and entry.dtype.is_floating_point())
 
 
@@ -303,18 +303,19 @@ PRESETS: dict[str, Preprocessing] = {
     "imagenet": Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), resize=CROP),
     "caffe": Preprocessing(scale=1.0, mean=(103.939, 116.779, 123.68), resize=CROP, channels="bgr"),
 }
-"""What is done to pixels, by name: ``imagenet`` is what torchvision's models of ImageNet read (scale, mean and standard deviation
-of its classification presets), ``caffe`` what models converted from Caffe do (BGR, the mean of ImageNet taken off)."""
+"""Presets by name. ``imagenet`` is that of torchvision's ImageNet models, ``caffe`` that of models converted from Caffe (BGR
+minus ImageNet's mean).
+"""
 UNIT, RAW = PRESETS["unit"], PRESETS["raw"]
 
 PixelsLike = str | Mapping[str, Any] | Preprocessing
 
 
 def read_pixels(pixels: PixelsLike, base: Preprocessing = UNIT) -> Preprocessing:
-    """Return a description: a preset by its name, or settings by name, which change their ``preset``, else ``base``.
+    """Return a preset by its name, or settings that change a ``preset`` among them, else ``base``.
 
     Raises:
-        ConfigurationError: no such preset or setting, or a value that it cannot have.
+        ConfigurationError: an unknown preset or setting, or an invalid value.
     """
     if isinstance(pixels, Preprocessing):
         return pixels
@@ -334,7 +335,7 @@ def read_pixels(pixels: PixelsLike, base: Preprocessing = UNIT) -> Preprocessing
 
 
 def default_for(entry: Entry) -> Preprocessing:
-    """Return the default: 0 to 1 for an input of floating point, the pixels themselves for one of integers."""
+    """Return the default: 0 to 1 for floating-point inputs, unchanged pixels for integers."""
     return UNIT if entry.dtype.is_floating_point() else RAW
 
 

@@ -1,4 +1,4 @@
-"""Data that are drawn: batches that fit a program, for comparison and timing, and clicks for a model of recommendation."""
+"""Random data: batches that fit a program, for comparison and timing, and clicks for a recommendation model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ LARGEST_EXTENT = 1 << 24
 def random_batches(
     program: Program, batch_size: int = 4, seed: int = 0, extents: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches without end in the layout of the model, each a function of the seed and its number alone.
+    """Yield endless random batches in the model's layout; each depends only on the seed and its number.
 
-    Floating-point data are normal; labels lie in the range that the loss takes; integer data are rows where the program knows of
-    how many, and else 0 or 1, which indices of a table and masks both take.
+    Floating-point data are normal, and labels are in the loss's range. Integers are in the range of a table if the program knows
+    it, else 0 or 1, which suits both indices and masks.
 
     Args:
-        program: what the batches are for.
-        batch_size: the extent of the symbolic dimensions of samples; raised to the next one that the normalization layers take.
-        seed: a number of 0 or more.
-        extents: of the other symbolic dimensions, by name; 8 where one is not given.
+        program: program that takes the batches.
+        batch_size: extent of symbolic sample axes; rounded up to the next one that the normalization layers accept.
+        seed: 0 or more.
+        extents: other symbolic dimensions by name; 8 by default.
 
     Raises:
-        ConfigurationError: a size below 1 or too large, a seed below 0, or an extent of a dimension that the inputs do not have.
+        ConfigurationError: a size or seed is out of range, or no input has a given dimension.
     """
     chosen = dict(extents or {})
     for name, size in {"batch_size": batch_size, **chosen}.items():
@@ -77,7 +77,7 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
             return np.asarray(generator.choice([low, high], shape)).astype(entry.numpy_dtype)
         return np.asarray(generator.uniform(low, high, shape)).astype(entry.numpy_dtype)
     values = generator.normal(size=shape)
-    if low is not None or high is not None:  # one side is open: on this side of the bound
+    if low is not None or high is not None:  # half-open range: normal values, folded at the bound
         values = low + np.abs(values) if low is not None else (high or 0) - np.abs(values)
     return np.asarray(values).astype(entry.numpy_dtype)
 
@@ -85,24 +85,24 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
 def synthetic_clicks(
     samples: int, rows: Sequence[int], numbers: int = 13, exponent: float = 1.1, seed: int = 0, draw: int = 0
 ) -> ArrayDataset:
-    """Draw clicks whose categories follow Zipf's law, for ``burnish.models.dlrm`` of the same tables.
+    """Return clicks with categories that follow Zipf's law, for ``burnish.models.dlrm`` with the same tables.
 
-    A hidden score says how likely a click is: the sum of a normal effect for each row of each table, and a linear function of the
-    numbers, so that a model can learn it.
+    A hidden score determines the click probability, so a model can learn it: a normal effect for each table row plus a linear
+    function of the numbers.
 
     Args:
-        samples: how many.
-        rows: of each table. The row of rank k is drawn with a probability that falls as k to the power of -``exponent``.
-        numbers: of a sample, normal.
-        exponent: of Zipf's law; 0 draws all rows alike.
-        seed: of the hidden effects.
-        draw: of the samples: data sets of one seed and several draws can be learned together.
+        samples: number of samples.
+        rows: rows of each table. Row k has a probability proportional to k to the power of -``exponent``.
+        numbers: normal numbers per sample.
+        exponent: exponent of Zipf's law; 0 is uniform.
+        seed: seed of the hidden effects.
+        draw: seed of the samples; several draws with one seed share the effects.
 
     Returns:
         Arrays ``numbers``, ``category_1`` and so on, and ``targets`` [samples, 1].
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1, or an exponent that is negative.
+        ConfigurationError: a size is not a whole number above 0, or the exponent is negative.
     """
     if not rows or not all(is_whole(size) and size >= 1 for size in (samples, *rows, numbers)):
         raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""Reading batches ahead: processes that read them, a thread for each, and the futures of the batches in their order.
+"""Reading batches ahead with processes, one thread for each, and futures of the batches in order.
 
-The other side is ``reading_process``.
+``reading_process`` is the other side.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from burnish.data.reading_process import Request, receive, send
 from burnish.errors import BurnishError, ConfigurationError, DataError
 
 AHEAD = 2
-"""Batches that lie ready at most, besides one that each process is at."""
+"""Most finished batches to hold, besides one in progress per process."""
 ENDING_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 STOPPED_SECONDS = 10.0
-"""How long a process may stand still by a signal: after Ctrl-Z all go on together."""
+"""Longest time a process may stay stopped by a signal; after Ctrl-Z all resume together."""
 
 Batch = dict[str, np.ndarray]
 
 
 class _Task(NamedTuple):
-    """A batch to be read, by its number in its epoch; nothing of the epoch is begun once a batch of it has failed."""
+    """A batch to read, by its number in the epoch. After a failure, no further batch of the epoch is started."""
 
     future: Future[Batch]
     number: int
@@ -49,17 +49,16 @@ Tasks = queue.SimpleQueue[_Task | None]
 
 
 class ReadAhead:
-    """Reads the batches of a data set in processes, in the order in which they are asked for.
+    """Reads the batches of a dataset in processes, and returns them in order.
 
-    Each batch is read by one process, whichever is free. What a batch holds is a function of its request, so that how many
-    processes there are changes nothing.
+    Any free process reads the next batch. Its contents depend only on its request, so the number of processes does not matter.
 
     Args:
-        dataset: what is read; it is pickled for the processes.
-        processes: how many.
+        dataset: the dataset; it is pickled for the processes.
+        processes: number of processes.
 
     Raises:
-        ConfigurationError: the data set cannot be pickled.
+        ConfigurationError: the dataset cannot be pickled.
     """
 
     def __init__(self, dataset: Dataset, processes: int):
@@ -67,7 +66,7 @@ class ReadAhead:
             if type(dataset).__module__ == "__main__":
                 raise TypeError("its class is of the script that runs: put it into a module")
             content = pickle.dumps(dataset)
-        except Exception as error:  # pickle raises whatever an object makes it
+        except Exception as error:  # objects can raise any exception when pickled
             raise ConfigurationError(
                 f"a data set of type {type(dataset).__name__} cannot be sent to other processes ({error}): read it in this one "
                 "(data_workers=0)"
@@ -80,10 +79,10 @@ class ReadAhead:
         self._end = weakref.finalize(self, _end_all, self._processes, self._tasks, self._threads)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """Yield the batches of requests, in their order.
+        """Yield the batches of requests, in order.
 
         Raises:
-            DataError: a process has ended, or what the data set raises.
+            DataError: a process has ended, or the dataset raised it.
         """
         waiting: deque[Future[Batch]] = deque()
         self._waiting = waiting
@@ -101,15 +100,14 @@ class ReadAhead:
             self._cancel(waiting)
 
     def close(self) -> None:
-        """End the processes, after what they are at."""
+        """End the processes, after their current batches."""
         self._cancel(self._waiting)
         self._end()
 
     def _start_threads(self) -> None:
-        """Start a thread for each process, once.
+        """Start a daemon thread for each process, once.
 
-        They are daemons, and none of a ``ThreadPoolExecutor``: the interpreter waits for those when it ends, and so for a process
-        that a signal has stopped.
+        The interpreter would wait for the threads of a ``ThreadPoolExecutor`` at exit, and so for a process stopped by a signal.
         """
         if not self._threads:
             for process in self._processes:
@@ -122,22 +120,22 @@ class ReadAhead:
         return future.result()
 
     def _cancel(self, futures: Iterable[Future[Batch]]) -> None:
-        """Take back what no process is at, and wait for the rest."""
+        """Cancel waiting tasks, and wait for those in progress."""
         self._wait_for([future for future in futures if not future.cancel()])
 
     def _wait_for(self, futures: Sequence[Future[Batch]]) -> None:
-        """Wait until all are done: a process that stays stopped by a signal is killed."""
+        """Wait for all futures; kill a process that a signal has stopped for too long."""
         while any(thread.is_alive() for thread in self._threads) and wait(futures, LOOK_SECONDS).not_done:
             for process in self._processes:
                 process.give_up_if_stopped()
 
 
 class _ReadingProcess:
-    """A process that reads; it begins to import what that needs at once, and gets its data set with the first request."""
+    """A reading process. It starts its imports at once, and gets its dataset with the first request."""
 
     def __init__(self, content: bytes):
         paths = os.pathsep.join(path for path in sys.path if path)
-        # One thread each: those of the step are busy already.
+        # One thread each: the training step already uses the others.
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "burnish.data.reading_process"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -148,7 +146,7 @@ class _ReadingProcess:
         _widen(self._output)
 
     def answer(self, request: Request) -> tuple[dict[str, Any], Batch] | None:
-        """Return the header and the batch that it answers with; None where it is gone."""
+        """Return header and batch of an answer; None if the process is gone."""
         try:
             if self._content is not None:
                 self._input.write(self._content)
@@ -159,7 +157,7 @@ class _ReadingProcess:
             return None
 
     def ended(self) -> str:
-        """How a process ended that does not answer."""
+        """Describe how an unresponsive process ended."""
         if self._is_given_up:
             return f"stood still for {STOPPED_SECONDS:g} s, stopped by a signal (SIGSTOP),"
         try:
@@ -169,7 +167,7 @@ class _ReadingProcess:
         return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def give_up_if_stopped(self) -> None:
-        """Kill it if a signal has stopped it, and it does not go on."""
+        """Kill the process if a signal has stopped it for too long."""
         if not _is_stopped(self._process.pid):
             self._stopped_since = None
         elif self._stopped_since is None:
@@ -183,12 +181,12 @@ class _ReadingProcess:
         return self._process.pid
 
     def end_input(self) -> None:
-        """Let it end after what it is at."""
+        """Let the process end after its current batch."""
         with contextlib.suppress(OSError):
             self._input.close()
 
     def end(self) -> None:
-        """Wait until it has ended, and kill it where it does not."""
+        """Wait for the process to end, and kill it after a timeout."""
         try:
             self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -198,7 +196,7 @@ class _ReadingProcess:
 
 
 def _fetch(process: _ReadingProcess, dataset: Dataset, tasks: Tasks) -> None:
-    """Let a process read one batch after another, until there is no more to do."""
+    """Read one batch after another with a process, until no task is left."""
     while (task := tasks.get()) is not None:
         if task.has_failed.is_set():
             task.future.cancel()
@@ -228,13 +226,13 @@ def _read(process: _ReadingProcess, dataset: Dataset, task: _Task) -> Batch:
 
 
 def _error(header: dict[str, Any]) -> BaseException:
-    """Return the error that a data set raised in a reading process."""
+    """Return the error that a dataset raised in a reading process."""
     kind = getattr(errors, header.get("kind", ""), None)
     if isinstance(kind, type) and issubclass(kind, BurnishError):
         try:
             return kind(header["error"])
         except TypeError:
-            pass  # it takes more than a message
+            pass  # its constructor takes other arguments
     error = DataError(f"the data set raised {header['error']}")
     if "trace" in header:
         error.add_note(header["trace"])
@@ -242,7 +240,7 @@ def _error(header: dict[str, Any]) -> BaseException:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a child of this process, as far as the system tells."""
+    """True if a signal has stopped a child process, if the system can tell."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -252,7 +250,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _widen(pipe: IO[bytes]) -> None:
-    """Make a pipe hold a mebibyte, where the system can: it is then emptied in fewer turns."""
+    """Enlarge a pipe to 1 MiB if possible, so that emptying it takes fewer reads."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 

@@ -1,8 +1,7 @@
-"""A reading process: gets a data set, and then reads one batch after another until its input ends.
+"""A reading process (``python -m burnish.data.reading_process``): gets a dataset, then reads batches until its input ends.
 
-``python -m burnish.data.reading_process``, with JSON headers and arrays as bytes on its standard input and output. The data set
-goes to it pickled, once; nothing that comes back, and nothing that is read from a file, is unpickled. Its input ends with the
-process that started it, however that ends; Ctrl-C is left to that process.
+Standard input and output carry JSON headers and arrays as bytes. Only the dataset is pickled, once, on its way here; answers and
+file contents are never unpickled. The process ends with its parent and ignores Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Request:
-    """A batch that is to be read.
+    """A batch to read.
 
     Attributes:
-        indices: of its samples, int64 [samples].
-        seed, epoch: what random changes are drawn from.
+        indices: sample numbers, int64 [samples].
+        seed, epoch: seeds of random changes.
     """
 
     indices: np.ndarray
@@ -41,8 +40,8 @@ class Request:
     epoch: int
 
     def read(self, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Return the batch as an epoch of training has it."""
-        # By the method, and not by the protocol: a check of that costs as much as a small batch.
+        """Return the batch of a training epoch."""
+        # Checking the protocol with isinstance costs as much as reading a small batch.
         of_epoch = getattr(dataset, "batch_of_epoch", None) or getattr(dataset, "augmented", None)
         return dataset.batch(self.indices) if of_epoch is None else of_epoch(self.indices, self.seed, self.epoch)
 
@@ -52,12 +51,12 @@ class Request:
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Request:
-        """Return what ``header`` wrote."""
+        """Return the request that ``header`` wrote."""
         return cls(np.asarray(header["indices"], np.int64), header["seed"], header["epoch"])
 
 
 def send(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
-    """Write a header, and arrays after it."""
+    """Write a header and arrays."""
     held = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     described = [(name, _dtype_text(array.dtype), list(array.shape)) for name, array in held.items()]
     text = json.dumps({**header, "arrays": described}).encode()
@@ -69,7 +68,7 @@ def send(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, np.nda
 
 
 def receive(file: IO[bytes]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """Read what ``send`` wrote; None where the other side is gone."""
+    """Read the header and arrays of ``send``; None if the other side is gone."""
     length = file.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
@@ -98,20 +97,20 @@ def _filled(file: IO[bytes], memory: memoryview) -> bool:
 
 
 def _dtype_text(dtype: np.dtype) -> str:
-    # Types that NumPy does not have, such as bfloat16, are known by their names alone.
+    # NumPy knows extension types such as bfloat16 only by name.
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def main() -> None:
-    """Answer requests for batches, as the whole of a process."""
+    """Answer requests for batches until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    # What a library prints is not to stand among the frames.
+    # Send the output of libraries to standard error, to keep it out of the protocol.
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         dataset = pickle.load(source)
-    except EOFError:  # nothing was asked for
+    except EOFError:  # no batch was requested
         return
     while (received := receive(source)) is not None:
         header, _ = received
@@ -122,7 +121,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended: while it reads, it does not see that its input has."""
+    """End this process after its parent; a busy process would not notice the end of its input."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(1)
@@ -133,7 +132,7 @@ def _answer(dataset: Dataset, request: Request) -> tuple[dict[str, Any], dict[st
         batch = request.read(dataset)
     except BurnishError as error:
         return {"error": str(error), "kind": type(error).__name__}, {}
-    except Exception as error:  # whatever a data set of the user's raises: it is raised where the batch is waited for
+    except Exception as error:  # a dataset may raise anything; the caller raises it again
         return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, {}
     findings = getattr(dataset, "take_findings", None)
     return {"findings": {} if findings is None else findings()}, batch

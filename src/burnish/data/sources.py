@@ -1,4 +1,4 @@
-"""Opening data by a short text or a path, whatever their format."""
+"""Opening of data of any format by a path or a short name."""
 
 from __future__ import annotations
 
@@ -49,33 +49,31 @@ def open_dataset(
     """Open data for a program.
 
     Args:
-        source: ``digits``, ``digits:test``, or the path of a folder of images or of ``.wav`` files, tar archives of images, an
-            ``.npz`` file, a folder of ``.npy`` files or one of them, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text``
-            of one of these three, a ``.txt`` or a ``.jsonl`` file.
-        spec: what the program takes.
-        label: the label column of a table, or several with commas between them, which hold values, or yes and no; or the file
-            with the labels of an ``.npy`` file.
-        classes: names of the classes in the order of their indices, so that two data sets number them alike.
-        image_size: height and width of images, where the model leaves them open.
-        pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
-            default what the model's metadata says, else 0 to 255 become 0 to 1.
-        text: how texts become tokens: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for data that
-            are no texts.
-        missing: what becomes of a row of a table in which a value is missing: ``error``; ``drop`` leaves it out and counts it;
-            ``mean``, ``median`` or ``most_frequent``, of the column in the training data, fills it, and the most frequent
-            category does among texts. ``auto`` fills as in training, with the median where columns are standardized, and is
-            ``error`` else.
-        split: what is to be held out of the data (``burnish.data.splitting``); a column or an array of groups is no feature.
-        sound: what is done to sounds: settings by name, their text (``rate=16000,bands=64``), or a ``Sound``; by default what the
-            model's metadata says, else what its input and the files say.
-        label_separator: what stands between several labels of a sample in the label column, such as ``;``.
-        columns: of a table: ``standardize`` lets numbers have mean 0 and standard deviation 1 in the training data, ``raw`` takes
-            them as they are, and ``auto`` standardizes them for a model with initial weights (``burnish.models.create``).
+        source: ``digits``, ``digits:test``, or the path of a folder of images or ``.wav`` files, tar archives of images, an
+            ``.npz`` file, an ``.npy`` file or a folder of them, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text`` one
+            of these three, a ``.txt`` or a ``.jsonl`` file.
+        spec: inputs of the program.
+        label: label column of a table, or several columns of numbers or yes/no values with commas between them; or the label file
+            of an ``.npy`` file.
+        classes: class names in the order of their indices, so that two datasets number them alike.
+        image_size: height and width of images, if the model leaves them open.
+        pixels: preprocessing of images and byte arrays: a preset, a ``Preprocessing``, or its settings. The default is that of
+            the model's metadata, else 0 to 255 become 0 to 1.
+        text: tokenization of texts: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for other data.
+        missing: treatment of table rows with a missing value. ``error`` raises, ``drop`` leaves the rows out and counts them, and
+            ``mean``, ``median`` or ``most_frequent`` fill them from the training data (categories always by the most frequent).
+            ``auto`` fills as in training, with the median if columns are standardized, and else raises.
+        split: part to hold out (``burnish.data.splitting``); its column of groups is not a feature.
+        sound: preprocessing of sounds: settings by name, as text (``rate=16000,bands=64``), or a ``Sound``. The default is that
+            of the model's metadata, else it follows from the input and the files.
+        label_separator: text between the labels of a sample in the label column, such as ``;``.
+        columns: scaling of table numbers: ``standardize`` to mean 0 and standard deviation 1 of the training data, ``raw``, or
+            ``auto``, which standardizes for untrained models (``burnish.models.create``).
 
     Raises:
-        DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
-            and the data hold none.
-        ConfigurationError: no such pixels, settings of texts, or ``missing``.
+        DataError: there are no data, their format is unknown, or they are damaged or do not fit the program; or ``pixels`` is
+            given for data without pixels.
+        ConfigurationError: invalid ``pixels``, ``text`` or ``missing``.
     """
     check_missing(missing)
     check_scaling(columns)
@@ -85,14 +83,14 @@ def open_dataset(
 
 
 def read_data(source: str | Path, read: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what reading data gives.
+    """Call a function that reads data, and turn its failures into DataError.
 
     Args:
         source: the data.
-        read: takes the arguments.
+        read: function of the arguments.
 
     Raises:
-        DataError: what the system or a library says of data that cannot be read; or reading a file takes too long.
+        DataError: the data cannot be read, or reading takes too long.
     """
     try:
         path = Path(source)
@@ -135,18 +133,18 @@ def as_dataset(
     missing: Missing = "auto",
     columns: str = "auto",
 ) -> Dataset:
-    """Return a data set as it is, or make one.
+    """Return ``source`` if it is a dataset, or make one from it.
 
     Args:
-        source: a data set; what ``open_dataset`` takes; ``(x, y)``, fitted to the program; arrays by input name, which are taken
-            as they are; or one of Hugging Face ``datasets``, whose columns are texts (with ``text``), tokens (``input_ids``), or
-            features. With ``text`` also ``(texts, labels)``, columns by name, or texts.
-        spec: what the program takes.
-        classes, pixels, text, split, sound, label, label_separator, missing, columns: as in ``open_dataset``; data sets and
-            arrays by input name are as they are, whatever these are.
+        source: a dataset; a source for ``open_dataset``; ``(x, y)``, fitted to the program; arrays by input name, used unchanged;
+            or a Hugging Face dataset with columns of texts (with ``text``), tokens (``input_ids``) or features. With ``text``
+            also ``(texts, labels)``, columns by name, or texts.
+        spec: inputs of the program.
+        classes, pixels, text, split, sound, label, label_separator, missing, columns: see ``open_dataset``; they do not affect
+            datasets and arrays by input name.
 
     Raises:
-        DataError: something else, or what cannot be read or does not fit.
+        DataError: ``source`` is something else, cannot be read or does not fit.
     """
     check_missing(missing)
     check_scaling(columns)
@@ -191,13 +189,13 @@ def as_dataset(
 
 
 def _is_cast(array: np.ndarray, entry: Entry) -> bool:
-    """Return whether a step casts an array. One in a mapped file is left to it: to read all of that takes too long."""
+    """True if a step will cast an array. Memory-mapped arrays are excluded: checking all of one would take too long."""
     kinds = "f" if entry.dtype.is_floating_point() else "iu"
     return array.ndim > 0 and array.dtype.kind in kinds and not isinstance(array, np.memmap)
 
 
 def _remedy(source: object) -> str:
-    """What makes data of what other libraries call so, for an error; nothing where that is not known."""
+    """Return a hint for dataset types of other libraries; empty for unknown types."""
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
         return "; of a data set of PyTorch give a Trainer its batches, torch.utils.data.DataLoader(data, batch_size=32)"
     return ""
@@ -213,7 +211,6 @@ def _of_columns(
     label: str | None,
     of_table: Mapping[str, Any],
 ) -> Dataset:
-    """Make a data set of one of Hugging Face."""
     group = None if split is None else split.group
     if text is not None or TOKENS in source.column_names:
         return TextDataset(source, text or Text(), spec, label, classes, group=group, separator=of_table["separator"])
@@ -232,7 +229,7 @@ def _of_pair(
     pixels: PixelsLike | None,
     separator: str | None,
 ) -> ArrayDataset:
-    """Make a data set of features and labels; lists of labels, or texts with a separator, are labels of yes or no."""
+    """Make a dataset of features and labels; lists of labels, or texts with a separator, become multi-hot labels."""
     held = labels if are_lists(labels) else np.asarray(labels)
     names: tuple[str, ...] | None = None
     if takes_several(spec.label):
@@ -258,14 +255,14 @@ def _of_pair(
 
 
 def columns_in(source: Any, spec: DataSpec | None = None) -> dict[str, np.ndarray] | None:
-    """Return the columns of a table in memory: of a data frame, of an array with names of fields, or by name.
+    """Return the columns of an in-memory table: a data frame, a structured array, or a mapping of columns.
 
     Args:
         source: the data.
-        spec: what the program takes; arrays by the names of its only input and label are no columns.
+        spec: inputs of the program, to recognize arrays by input name, which are not columns.
 
     Returns:
-        Name of a column -> [rows]; None where the data are no table.
+        Column name -> [rows]; None if the data are not a table.
     """
     if isinstance(source, np.ndarray) and source.dtype.names is not None:
         return {name: _column(source[name]) for name in source.dtype.names}
@@ -282,7 +279,7 @@ def columns_in(source: Any, spec: DataSpec | None = None) -> dict[str, np.ndarra
 
 
 def _is_by_input(source: Mapping[str, Any], spec: DataSpec) -> bool:
-    """Return whether arrays are named after inputs; one number for each sample is a column, for an input that takes several."""
+    """True if arrays are named after inputs. A 1-D array for an input with several values per sample is a column, however."""
     named = [entry for entry in spec.data if entry.name in source]
     if len(spec.data) != 1 or not named:
         return bool(named)
@@ -292,7 +289,7 @@ def _is_by_input(source: Mapping[str, Any], spec: DataSpec) -> bool:
 
 
 def _column(values: Any) -> np.ndarray:
-    """Return a column as numbers or text; lists of labels as an array of objects."""
+    """Return a column as numbers or text; lists of labels become an object array."""
     if are_lists(values):
         lists = np.empty(len(values), object)
         for row, labels in enumerate(values):

@@ -1,4 +1,4 @@
-"""The part of data that is held out for evaluation: a share, stratified by class, or whole groups of rows."""
+"""Splitting off an evaluation part: a stratified share, or whole groups of rows."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from burnish.untrusted_files import UNREADABLE, read_json_file
 from burnish.validation import is_number
 
 SHARE = 0.2
-"""The share of the samples that ``group:COLUMN`` holds out."""
+"""Default share of ``group:COLUMN``."""
 GROUP = "group:"
 FORMS = "give a share, such as 0.2, or 'group:COLUMN' for whole groups of rows"
 HELD_OUT = 3
-"""The stream of random numbers for the choice; ``Loader``, masks and changes to images have others."""
+"""Key of the random stream, distinct from those of loaders, masks and augmentation."""
 SPLIT = "split.json"
-"""The file in the folder of a run."""
+"""File in the run's folder."""
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class EvalSplit:
-    """What is to be held out.
+    """The part to hold out.
 
     Attributes:
-        share: of the samples, between 0 and 1.
-        group: the column whose values say which rows stay on one side; None: each sample is chosen by itself.
+        share: share of the samples, between 0 and 1.
+        group: column of groups, which stay whole; None to choose single samples.
     """
 
     share: float
@@ -47,10 +47,10 @@ class EvalSplit:
 
     @classmethod
     def read(cls, asked: object) -> EvalSplit:
-        """Return what ``eval_split`` asks for: a share, or ``group:COLUMN``, or ``group:COLUMN:SHARE``.
+        """Parse ``eval_split``: a share, ``group:COLUMN``, or ``group:COLUMN:SHARE``.
 
         Raises:
-            ConfigurationError: it is neither, or the share is not between 0 and 1.
+            ConfigurationError: it has another form, or the share is not between 0 and 1.
         """
         if isinstance(asked, EvalSplit):
             return asked
@@ -72,7 +72,7 @@ class EvalSplit:
         return cls(float(number), group)
 
     def text(self) -> str:
-        """Return the text that ``read`` reads."""
+        """Return the text for ``read``."""
         if self.group is None:
             return f"{self.share:g}"
         is_plain = self.share == SHARE and _as_number(self.group.rpartition(":")[2]) is None
@@ -88,18 +88,18 @@ def _as_number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class Split:
-    """Which samples are held out.
+    """The samples that are held out.
 
     Attributes:
-        asked: what was asked for.
-        seed: of the choice.
-        count: how many samples there are.
-        evaluation: the numbers of those that are held out, int64, ascending.
-        how: how they were chosen, in words: ``stratified by 'label', seed 0``.
-        of: what the samples are called.
-        names: of those that are held out, where they have names, such as files.
-        groups: the values of the column that are held out; None where each sample was chosen by itself.
-        notes: what a person should know of the choice.
+        asked: the request.
+        seed: seed of the choice.
+        count: number of all samples.
+        evaluation: sorted numbers of the held-out samples, int64.
+        how: description of the choice: ``stratified by 'label', seed 0``.
+        of: word for the samples.
+        names: names of the held-out samples, such as files, if they have any.
+        groups: held-out groups; None if single samples were chosen.
+        notes: remarks for the user.
     """
 
     asked: EvalSplit
@@ -114,21 +114,21 @@ class Split:
 
     @property
     def training(self) -> np.ndarray:
-        """The numbers of the samples that stay, int64, ascending."""
+        """Sorted numbers of the training samples, int64."""
         return np.setdiff1d(np.arange(self.count), self.evaluation)
 
     @property
     def line(self) -> str:
-        """What was held out, in words."""
+        """One line on what was held out."""
         return f"held out {len(self.evaluation):,} of {self.count:,} {self.of} ({self.how})"
 
     @property
     def digest(self) -> str:
-        """A short hash of the numbers, by which workers compare their choices."""
+        """Short hash of the held-out numbers, for comparison between workers."""
         return hashlib.sha256(self.evaluation.tobytes()).hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write ``split.json`` into the folder of a run."""
+        """Write ``split.json`` into the run's folder."""
         content = {
             "held_out": self.line,
             "eval_split": self.asked.text(),
@@ -143,7 +143,7 @@ class Split:
 
 
 def read_split(folder: Path) -> dict[str, Any] | None:
-    """Return what the folder of a run keeps of its split, for ``held_out`` to use again; None where it keeps none.
+    """Return the split in a run's folder, for ``held_out``; None if there is none.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -166,23 +166,22 @@ def read_split(folder: Path) -> dict[str, Any] | None:
 def held_out(
     dataset: Dataset, asked: EvalSplit, seed: int, label: Entry | None = None, kept: dict[str, Any] | None = None
 ) -> Split:
-    """Choose which samples of a data set are held out for evaluation.
+    """Choose the samples of a dataset to hold out for evaluation.
 
-    A share is taken of each class, where samples have classes, so that their proportions are those of the whole; a class of one
-    sample stays in the training part. Of groups as many are held out whole as come closest to the share of each class. The choice
-    is a function of the data's classes and groups, the seed, and what is asked for.
+    If samples have classes, the same share of each class is held out, so proportions stay; a class of one sample stays in the
+    training part. Groups are held out whole, to come close to the share of each class. The choice depends only on the classes,
+    the groups, the seed and the request.
 
     Args:
-        dataset: the samples; a ``DividedDataset`` tells their classes and groups.
-        asked: what is held out.
-        seed: of the choice.
+        dataset: the samples; a ``DividedDataset`` provides classes and groups.
+        asked: the request.
+        seed: seed of the choice.
         label: the input that the loss compares with.
-        kept: what ``read_split`` returned, of a run that goes on: its choice is used again.
+        kept: split of a resumed run from ``read_split``, which is used again.
 
     Raises:
-        DataError: a side would be empty, or the training part would have no sample of a class; or the data are not those that
-            the run was started with.
-        ConfigurationError: the run was started with another ``eval_split``.
+        DataError: a side would be empty, the training part would lose a class, or the data are not those of the resumed run.
+        ConfigurationError: the resumed run had another ``eval_split``.
     """
     divided = dataset if isinstance(dataset, DividedDataset) else None
     count = len(dataset) if divided is None else divided.divisible
@@ -224,10 +223,10 @@ def held_out(
 
 
 def parts(dataset: Dataset, split: Split) -> tuple[Dataset, Dataset]:
-    """Return the training part and the evaluation part of a data set.
+    """Return the training part and the evaluation part of a dataset.
 
-    What is computed of the data, such as means of columns, is computed of the training part, and the evaluation part is read by
-    it. Classes are those of the whole. The training part knows what was held out of it (``split_of``).
+    Statistics such as column means come from the training part and apply to both. Classes are those of the whole. The training
+    part remembers the split (``split_of``).
     """
     whole: Any = dataset
     kind = EpochPart if isinstance(dataset, EpochDataset) else AugmentedPart if isinstance(dataset, AugmentedDataset) else Part
@@ -238,13 +237,13 @@ def parts(dataset: Dataset, split: Split) -> tuple[Dataset, Dataset]:
 
 
 def split_of(dataset: object) -> Split | None:
-    """Return what was held out of the data that a data set is the training part of; None where nothing was."""
+    """Return the split that produced a training part; None for other datasets."""
     split = getattr(dataset, "held_out", None)
     return split if isinstance(split, Split) else None
 
 
 def _share(count: int, classes: np.ndarray | None, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Choose a share of the samples, of each class as many as its size asks for, but never all of them."""
+    """Choose a share of the samples, in proportion to class sizes, but never all of a class."""
     if classes is None:
         return np.sort(generator.permutation(count)[: min(max(1, round(share * count)), count - 1)])
     _, inverse, sizes = np.unique(classes, return_inverse=True, return_counts=True)
@@ -271,10 +270,10 @@ def _share(count: int, classes: np.ndarray | None, share: float, generator: np.r
 def _whole_groups(
     groups: np.ndarray, classes: np.ndarray | None, asked: EvalSplit, generator: np.random.Generator
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Choose groups in a random order, each where that brings the numbers of the classes closer to the share of them.
+    """Choose groups in random order, each if it brings the class counts closer to the share.
 
     Returns:
-        The numbers of the samples, and the groups.
+        The sample numbers, and the groups.
     """
     values, of_group = np.unique(groups, return_inverse=True)
     of_group = of_group.reshape(-1)
@@ -294,7 +293,7 @@ def _whole_groups(
         after = held + counts[group]
         if (after < whole).all() and ((target - after) ** 2).sum() < ((target - held) ** 2).sum():
             chosen, held = [*chosen, int(group)], after
-    if not chosen:  # each is larger than what is asked for
+    if not chosen:  # every group exceeds the requested share
         possible = [int(group) for group in order if (counts[group] < whole).all()]
         if not possible:
             raise DataError(
@@ -307,7 +306,7 @@ def _whole_groups(
 
 
 def _kept(dataset: Dataset, asked: EvalSplit, seed: int, count: int, of: str, kept: dict[str, Any]) -> np.ndarray:
-    """Return the choice of a run that goes on."""
+    """Return the split of a resumed run, after checking that it fits."""
     folder = kept["folder"]
     if (kept.get("eval_split"), kept["seed"]) != (asked.text(), seed):
         raise ConfigurationError(
@@ -332,7 +331,7 @@ def _kept(dataset: Dataset, asked: EvalSplit, seed: int, count: int, of: str, ke
 
 
 def _left_out_classes(classes: np.ndarray | None, evaluation: np.ndarray, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return a line on classes of which no sample is held out; none where there are none."""
+    """Return a note on classes without a held-out sample."""
     if classes is None:
         return ()
     values, sizes = np.unique(classes, return_counts=True)

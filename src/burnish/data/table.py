@@ -1,4 +1,4 @@
-"""Tables as data sets: feature columns and one label column, whatever file they are from."""
+"""Tables as datasets: feature columns and label columns, from any source."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ INPUT_IDS = "input_ids"
 STANDARDIZE, RAW = "standardize", "raw"
 SCALINGS = (AUTO, STANDARDIZE, RAW)
 FAR = 10.0
-"""A mean or standard deviation above which a line says that a column may be standardized."""
+"""Mean or standard deviation that triggers the advice to standardize."""
 SHOWN = 3
 
 
 def check_scaling(columns: str) -> str:
-    """Return what is asked of columns of numbers; raise ConfigurationError for what there is not."""
+    """Return ``columns``; raise ConfigurationError for an unknown value."""
     if columns not in SCALINGS:
         raise ConfigurationError(
             f"columns={columns!r} (--columns): give {', '.join(map(repr, SCALINGS))}{suggestion(str(columns), SCALINGS)}"
@@ -58,33 +58,32 @@ def table_dataset(
     scaling: str = AUTO,
     coded: TableDescription | None = None,
 ) -> ArrayDataset:
-    """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
+    """Make a dataset of table columns (each [rows]); all but the label columns are features.
 
-    They fill a model's one input in their order; text becomes indices or places, as ``TableDescription`` says. One alone may hold
-    an array for each row; of bytes, it holds pixels, of which ``pixels`` says what is done to them. Of several inputs,
-    each takes the column of its name, of text too, and columns that are left over are named in the data set's note; so is a label
-    column that was only guessed, as the last.
+    A model with one input gets all features in order; text is encoded by ``TableDescription``. A single feature column may hold
+    an array per row, and arrays of bytes are pixels. Several inputs get the columns of their names. Unused columns and a guessed
+    label column appear in the dataset's note.
 
-    What is computed of the columns beside the names of categories and classes is computed again for a part of the data set, of
-    the rows of that part, or is taken over from another part (``ArrayDataset.part``).
+    Categories and classes are those of the whole table. Other statistics are computed again for a training part, and taken over
+    by the evaluation part (``ArrayDataset.part``).
 
     Args:
-        columns: by name.
-        spec: what the program takes.
-        label: the column with the labels, or several with commas between them, whose numbers are values, or yes and no.
-        source: what to call the data in an error.
-        classes: names of the classes in the order of their indices.
-        notes: of the file.
-        pixels: what is done to arrays of bytes.
-        separator: what stands between several labels of a row, in one column.
-        missing: what becomes of rows with missing values; ``auto`` fills those of features as in training, with the median where
-            columns are standardized, and refuses others.
-        scaling: ``standardize`` numbers, leave them ``raw``, or ``auto``: standardize them for a model with initial weights.
-        split: what is to be held out; its column of groups is no feature.
-        coded: of the whole table, for a part that takes its categories from it.
+        columns: columns by name.
+        spec: inputs of the program.
+        label: label column, or several with commas between them, of numbers or yes/no values.
+        source: name of the data, for errors.
+        classes: class names in the order of their indices.
+        notes: notes on the file.
+        pixels: preprocessing of byte arrays.
+        split: part to hold out; its column of groups is not a feature.
+        separator: text between several labels in one column.
+        missing: treatment of missing values. ``auto`` fills features as in training, or with the median if columns are
+            standardized, and raises for others.
+        scaling: ``standardize``, ``raw``, or ``auto``, which standardizes for untrained models.
+        coded: coding of the whole table, whose categories a part takes over.
 
     Raises:
-        DataError: a feature that is neither a number nor text, no rows, or what does not fit the model.
+        DataError: a feature is neither a number nor text, there are no rows, or the data do not fit the model.
     """
     said, named, known = list(notes), source, spec.described.labels
     held = columns if isinstance(columns, Columns) else Columns.of_arrays(columns)
@@ -110,7 +109,9 @@ def table_dataset(
     if spec.label is not None:
         _check_held(held.only(chosen), dict.fromkeys(chosen, spec.label), named)
     table, doubts = _described(features, spec, source, missing, scaling, coded)
-    if group is not None and table is None and len(spec.data) == 1:  # by name, as the column of groups is in the file too
+    if (
+        group is not None and table is None and len(spec.data) == 1
+    ):  # coded by name, since files to predict may have the column of groups too
         table = TableDescription(tuple((name, None) for name in features))
     table = coded if table is None else table
     filled, unseen = filled_inputs(features, spec, source, table)
@@ -148,15 +149,15 @@ def table_dataset(
 
 
 def rows_as_columns(array: np.ndarray, spec: DataSpec, source: str) -> Columns | None:
-    """Return rows of numbers as the raw columns that a model was trained on, in their order; None if it was trained on none.
+    """Return rows of numbers as the raw columns of the model's training, in order; None if the model needs no raw columns.
 
     Args:
         array: [rows, columns].
-        spec: what the model takes.
-        source: what to call the data in an error.
+        spec: inputs of the model.
+        source: name of the data, for errors.
 
     Raises:
-        DataError: the model standardizes its columns, and these rows are not of as many, or some are text.
+        DataError: the number of columns differs, or some are text.
     """
     table = spec.described.table
     if table is None or len(spec.data) != 1 or not (table.scales or table.fills):
@@ -174,17 +175,17 @@ def rows_as_columns(array: np.ndarray, spec: DataSpec, source: str) -> Columns |
 def settled(
     columns: Columns, labels: Collection[str], missing: Missing, has_lists: bool, source: str
 ) -> tuple[Columns, list[str]]:
-    """Return columns of which rows with missing values are left out, or those of features alone are there yet; and notes.
+    """Apply the policy for missing values; return the columns, which may keep gaps to fill later, and notes.
 
     Args:
-        columns: of the table.
-        labels: which of them are labels; where one is missing, nothing fills it.
+        columns: columns of the table.
+        labels: label columns, whose gaps are never filled.
         missing: the policy.
-        has_lists: whether a text holds several labels, and an empty one none.
-        source: what to call the data in an error.
+        has_lists: True if a text holds several labels, so that an empty one means no label.
+        source: name of the data, for errors.
 
     Raises:
-        DataError: a label is missing, or any value where the policy is ``error``.
+        DataError: a label is missing, or any value is for ``error``.
     """
     if has_lists:
         texts = [name for name in labels if columns[name].dtype.kind in "US"]
@@ -199,14 +200,14 @@ def settled(
 def _described(
     features: Columns, spec: DataSpec, source: str, missing: Missing, scaling: str, coded: TableDescription | None
 ) -> tuple[TableDescription | None, list[str]]:
-    """Return how the columns are coded, as in training or as their own statistics say, and what is to be said of it.
+    """Return the coding of columns, from training or from their own statistics, and notes on it.
 
     Args:
         features: the columns.
-        spec: what the program takes.
-        source: what to call the data in an error.
-        missing, scaling: as ``table_dataset`` takes them.
-        coded: of the whole table, where these are a part of its rows: they have the categories of that.
+        spec: inputs of the program.
+        source: name of the data, for errors.
+        missing, scaling: see ``table_dataset``.
+        coded: coding of the whole table, if these are some of its rows.
     """
     known = spec.described.table
     if known is not None:
@@ -252,7 +253,7 @@ def _described(
 
 
 def _why_raw(entry: Entry, spec: DataSpec) -> str | None:
-    """Return why the columns of a model's only input cannot be standardized, in words; None where they can."""
+    """Return the reason why the columns of a model's only input cannot be standardized; None if they can."""
     if not entry.dtype.is_floating_point():
         return f"the input '{entry.name}' takes {entry.dtype.name}, and standardized numbers are floating-point"
     if entry.name in spec.axes:
@@ -263,10 +264,10 @@ def _why_raw(entry: Entry, spec: DataSpec) -> str | None:
 def _labels(
     columns: Mapping[str, np.ndarray], spec: DataSpec, source: str, classes: Sequence[str] | None, separator: str | None
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return the labels that columns hold, [rows] or [rows, labels], and the names of labels of yes or no.
+    """Return labels, [rows] or [rows, labels], and the names of yes/no labels.
 
     Raises:
-        DataError: several columns for a loss of one class, or one of them is text.
+        DataError: the loss takes one class and there are several columns, or one of several is text.
     """
     (first, column), *others = columns.items()
     is_of_lists = are_lists(column)
@@ -292,7 +293,7 @@ def _labels(
 
 
 def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -> None:
-    """Raise DataError where the last column, which is taken for the label, holds numbers that are no classes."""
+    """Raise DataError if the last column, guessed to be the label, holds numbers that are not classes."""
     takes_classes = spec.label is not None and not spec.label.dtype.is_floating_point()
     if takes_classes and labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
         raise DataError(
@@ -304,16 +305,16 @@ def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -
 def filled_inputs(
     features: Columns, spec: DataSpec, source: str, table: TableDescription | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return an array for each input of a model, and what is to be said of categories that training did not have.
+    """Return an array for each input of a model, and notes on categories that training did not have.
 
     Args:
         features: the columns.
-        spec: what the model takes.
-        source: what to call the data in an error.
-        table: how columns of text are coded; None where there are none.
+        spec: inputs of the model.
+        source: name of the data, for errors.
+        table: coding of the columns, or None.
 
     Raises:
-        DataError: columns that do not fit the model, or a value that its input cannot hold.
+        DataError: the columns do not fit the model, or an input cannot hold a value.
     """
     entries = {entry.name: entry for entry in spec.data} if len(spec.data) > 1 else dict.fromkeys(features, *spec.data)
     if table is None:
@@ -338,7 +339,7 @@ def filled_inputs(
 
 
 def _check_held(columns: Columns, entries: Mapping[str, Entry], source: str) -> None:
-    """Raise DataError for a number that the input that it is for cannot hold, by its row and column."""
+    """Raise DataError, with row and column, for a number that its input cannot hold."""
     for name, column in columns.items():
         entry = entries.get(name)
         if entry is None or column.ndim != 1 or column.dtype.kind not in "iuf" or not entry.dtype.is_floating_point():
@@ -353,7 +354,7 @@ def _check_held(columns: Columns, entries: Mapping[str, Entry], source: str) -> 
 
 
 def _as_whole(column: np.ndarray, entry: Entry | None) -> np.ndarray:
-    """Return whole numbers for an input of integers as int64: beside columns of another type, large ones would be rounded."""
+    """Return whole numbers for an integer input as int64: stacked with other columns, large ones would be rounded."""
     if entry is None or entry.dtype.is_floating_point() or column.ndim != 1 or column.dtype.kind not in "uf":
         return column
     whole, lost = cast(column, np.dtype(np.int64))
@@ -361,10 +362,10 @@ def _as_whole(column: np.ndarray, entry: Entry | None) -> np.ndarray:
 
 
 def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:
-    """Return, for each input, the column of its name.
+    """Return the column with each input's name.
 
     Raises:
-        DataError: there is none for an input.
+        DataError: an input has no column.
     """
     missing = next((entry.name for entry in spec.data if entry.name not in columns), None)
     if missing is not None and spec.described.table is not None:
@@ -381,10 +382,10 @@ def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: 
 
 
 def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarray:
-    """Return columns of features as an array [rows, columns].
+    """Return feature columns as an array [rows, columns].
 
     Raises:
-        DataError: a feature that is not a number, or no rows.
+        DataError: a feature is not a number, or there are no rows.
     """
     for name, column in features.items():
         if column.dtype.kind not in "biuf":
@@ -402,7 +403,7 @@ def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarra
 
 
 def _plain(column: np.ndarray) -> np.ndarray:
-    """Return small whole numbers as int64, so that they are not taken for pixels; others, and arrays, as they are."""
+    """Return a column of integers as int64, so that uint8 is not taken for pixels."""
     return column.astype(np.int64) if column.dtype.kind in "biu" and column.dtype != np.uint64 and column.ndim == 1 else column
 
 

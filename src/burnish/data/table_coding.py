@@ -1,4 +1,4 @@
-"""Columns of a table as a model reads them: categories as indices or places, numbers standardized, missing values filled."""
+"""Coding of table columns for a model: categories, standardization, and missing values."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ UNSEEN = -1
 SHOWN = 3
 PLACE_BYTES = 8
 CONSTANT_SPREAD = 1e-12
-"""A standard deviation below that part of the mean is rounding, of a column that is constant."""
+"""A smaller standard deviation, relative to the mean, is rounding in a constant column."""
 
 
 FLOAT32_STEP, BLUR = 2.0**-23, 0.05
-"""The step between two numbers of float32 near 1, and the share of a standard deviation at which such steps are coarse."""
+"""float32's step near 1, and the share of a standard deviation from which steps are too coarse."""
 
 
 class Scale(NamedTuple):
-    """How numbers are scaled: ``(x - mean) * factor``; the factor of a column that was constant in training is 0."""
+    """Scaling of numbers: ``(x - mean) * factor``. The factor is 0 for columns that were constant in training."""
 
     mean: float
     factor: float
 
     @property
     def is_blurred(self) -> bool:
-        """Whether float32 tells values of this mean apart by steps of a twentieth of their standard deviation at best."""
+        """True if float32 steps near this mean exceed a twentieth of the standard deviation."""
         return abs(self.mean) * FLOAT32_STEP * self.factor > BLUR
 
     def applied(self, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Return scaled numbers, by the operations and in the dtype in which an exported file does it: equal to the last bit."""
+        """Return scaled numbers, by the operations and dtype of an exported file, for bitwise equality."""
         mean, factor = np.asarray(self.mean, dtype), np.asarray(self.factor, dtype)
         with np.errstate(over="ignore"):
             return np.asarray((numbers.astype(dtype) - mean) * factor)
@@ -48,16 +48,15 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class TableDescription:
-    """The columns of features that a model was trained on, in their order.
+    """The feature columns that a model was trained on, in order.
 
     Attributes:
-        columns: name and categories of each, the categories sorted; None for a column of numbers.
-        one_hot: whether categories of a model's only input have a place each, 1 where it is that one; else each is its index.
-        scales: of each column mean and factor, so that numbers, and indices of categories, become ``(x - mean) * factor``; None
-            for a column that stays as it is. Empty where all do.
-        fills: of each column what stands in the place of a missing value, a number or a category; None where such a value is an
-            error. Empty where it is in all.
-        in_model: whether the model itself codes, scales and fills, so that it takes raw columns.
+        columns: name and sorted categories of each; None for numbers.
+        one_hot: True for one-hot categories in a model's only input; else each is its index.
+        scales: scale of the numbers, or category indices, of each column; None for unscaled columns. Empty if there are no
+            scales.
+        fills: number or category in place of a missing value, for each column; None if it is an error. Empty if all are errors.
+        in_model: True if the model itself does all this and takes raw columns.
     """
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
@@ -76,22 +75,22 @@ class TableDescription:
         fill: str | None = None,
         coded: TableDescription | None = None,
     ) -> TableDescription | None:
-        """Return how columns are coded for a model; None where nothing is done to what it reads.
+        """Return the coding of columns for a model; None if they need none.
 
-        Of a model with one input, its number of features decides: as many as there are columns takes indices, as many as there
-        are numbers and categories takes places.
+        For a model with one input, its number of features decides: indices if it equals the number of columns, one-hot categories
+        if it equals the numbers plus categories.
 
         Args:
-            features: the columns; statistics are taken of those of their values that are there.
-            inputs: of the model.
-            source: what to call the data in an error.
-            standardizes: whether numbers become those of mean 0 and standard deviation 1.
-            fill: ``mean``, ``median`` or ``most_frequent``, of the column, stands in the place of a missing number, and the most
-                frequent category in that of a missing text; None: nothing does.
-            coded: of a whole table, whose categories a part of its rows has.
+            features: the columns; statistics ignore missing values.
+            inputs: inputs of the model.
+            source: name of the data, for errors.
+            standardizes: True to scale numbers to mean 0 and standard deviation 1.
+            fill: ``mean``, ``median`` or ``most_frequent`` for missing numbers (categories: always the most frequent); None to
+                leave them.
+            coded: coding of the whole table, whose categories a part takes over.
 
         Raises:
-            DataError: the number of features is neither, or a column has no value at all.
+            DataError: the number of features fits neither, or a column has no values.
         """
         entries = {entry.name: entry for entry in inputs} if len(inputs) != 1 else dict.fromkeys(features, *inputs)
         there = {name: column[~features.gaps[name]] if name in features.gaps else column for name, column in features.items()}
@@ -124,10 +123,10 @@ class TableDescription:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> TableDescription:
-        """Return what ``options`` wrote.
+        """Return the coding that ``options`` wrote.
 
         Raises:
-            TypeError, KeyError, ValueError: it is something else.
+            TypeError, KeyError, ValueError: ``options`` has other contents.
         """
         columns = tuple((name, None if categories is None else tuple(categories)) for name, categories in options["columns"])
         if not all(isinstance(text, str) for name, categories in columns for text in (name, *(categories or ()))):
@@ -148,7 +147,7 @@ class TableDescription:
         return cls(columns, options["one_hot"], scales, fills, in_model)
 
     def options(self) -> dict[str, Any]:
-        """Return the description as JSON-compatible values."""
+        """Return the coding as JSON-compatible values."""
         written: dict[str, Any] = {
             "columns": [[name, categories and list(categories)] for name, categories in self.columns],
             "one_hot": self.one_hot,
@@ -160,17 +159,17 @@ class TableDescription:
         return {**written, "in_model": True} if self.in_model else written
 
     def scale(self, name: str) -> Scale | None:
-        """Return the scale of a column; None where it stays as it is."""
+        """Return the scale of a column, or None."""
         names = [each for each, _ in self.columns]
         return self.scales[names.index(name)] if self.scales and name in names else None
 
     def fill(self, name: str) -> float | str | None:
-        """Return what stands in the place of a missing value of a column; None where nothing does."""
+        """Return the replacement of missing values in a column, or None."""
         names = [each for each, _ in self.columns]
         return self.fills[names.index(name)] if self.fills and name in names else None
 
     def text(self) -> str:
-        """Return what becomes of categories and of numbers, in words, and which categories look like numbers."""
+        """Return the coding in words, with doubts about categories that look like numbers."""
         texts = [(name, categories) for name, categories in self.columns if categories is not None]
         coded = ", ".join(f"'{name}' ({len(categories)})" for name, categories in texts)
         said = [f"categories {'have a place each' if self.one_hot else 'become indices'}: {coded}"] if texts else []
@@ -185,10 +184,10 @@ class TableDescription:
         return "; ".join([*said, *(stray for name, categories in texts if (stray := _strays(name, categories)) is not None)])
 
     def filled(self, features: Columns, source: str, notes: list[str]) -> Columns:
-        """Return columns with values in the place of those that are missing; ``notes`` gets which were filled, and with what.
+        """Return columns with missing values filled, and add a line to ``notes``.
 
         Raises:
-            DataError: one is missing of a column that has nothing for it.
+            DataError: a value is missing in a column without a replacement.
         """
         mine = dict(self.columns)
         unfilled = [name for name in features.gaps if name in mine and self.fill(name) is None]
@@ -215,13 +214,12 @@ class TableDescription:
         return Columns(held, features.rows)
 
     def matrix(self, features: Columns, source: str, entry: Entry) -> tuple[np.ndarray, list[str]]:
-        """Return the features of a model's only input, [rows, features], and what is to be said of categories not seen before.
+        """Return the features of a model's only input, [rows, features], and notes on categories that training did not have.
 
-        A category that training did not have is at no place, or has the index -1.
+        Such a category is all zeros if one-hot, else index -1.
 
         Raises:
-            DataError: a column or a value is missing, or a column holds text where the model was trained on numbers; or places
-                for all categories take too much memory.
+            DataError: a column or value is missing, a column of numbers holds text, or one-hot categories take too much memory.
         """
         self._check_memory(features, source)
         parts, notes, dtype = [], list[str](), raw_dtype(entry)
@@ -251,10 +249,10 @@ class TableDescription:
             )
 
     def column(self, column: np.ndarray, entry: Entry, source: str) -> tuple[np.ndarray, list[str]]:
-        """Return a column for an input of its name, as indices, or as places where the input takes as many numbers.
+        """Return a column for the input of its name, as indices, or one-hot if the input has as many numbers.
 
         Raises:
-            DataError: a category that training did not have, and an input without a row to spare.
+            DataError: a category is not from training, and the input has no spare row.
         """
         categories = dict(self.columns).get(entry.name)
         scale = None if self.in_model else self.scale(entry.name)
@@ -278,10 +276,10 @@ class TableDescription:
 
 
 def _has_places(columns: Sequence[tuple[str, tuple[str, ...] | None]], entry: Entry, source: str) -> bool:
-    """Return whether categories have a place each in a model's only input.
+    """True if a model's only input takes one-hot categories.
 
     Raises:
-        DataError: the input takes another number of features.
+        DataError: its number of features fits neither coding.
     """
     if not any(categories for _, categories in columns):
         return False
@@ -298,14 +296,13 @@ def _has_places(columns: Sequence[tuple[str, tuple[str, ...] | None]], entry: En
 
 
 def raw_dtype(entry: Entry) -> np.dtype:
-    """Return the dtype that raw columns are read and scaled in for an input: float32, or float64 where the input has it."""
+    """Return the dtype of raw columns and their scaling: float32, or float64 for float64 inputs."""
     return np.dtype(np.float64 if entry.dtype == ir.DataType.DOUBLE else np.float32)
 
 
 def _scale(numbers: np.ndarray, dtype: np.dtype) -> Scale:
-    """Return the scale of a column, by statistics in float64; of a constant one the factor is 0."""
     values = numbers.astype(np.float64)
-    size = np.abs(values).max(initial=0.0) or 1.0  # squares of large numbers would not be finite
+    size = np.abs(values).max(initial=0.0) or 1.0  # prevents overflow of squares
     mean = (values / size).mean() if len(values) else 0.0
     std = np.sqrt(((values / size - mean) ** 2).mean()) * size if len(values) else 0.0
     mean *= size
@@ -315,7 +312,7 @@ def _scale(numbers: np.ndarray, dtype: np.dtype) -> Scale:
 
 
 def _fill(values: np.ndarray, fill: str, entry: Entry) -> float | str:
-    """Return what stands in the place of a missing value; a whole number for an input of integers."""
+    """Return the replacement of missing values; a whole number for integer inputs."""
     if values.dtype.kind in "US" or fill == "most_frequent" or not entry.dtype.is_floating_point():
         different, counts = np.unique(values, return_counts=True)
         most = different[counts.argmax()]
@@ -341,7 +338,7 @@ def _categories(column: np.ndarray) -> tuple[str, ...] | None:
 
 
 def _strays(name: str, categories: Sequence[str]) -> str | None:
-    """What is said of a column that would hold numbers but for some texts; None where most of its categories are texts."""
+    """Return a note on a column of numbers with a few texts; None if most of its categories are texts."""
     others = [category for category in categories if not is_number_text(category)]
     if not others or 2 * len(others) >= len(categories):
         return None
@@ -354,7 +351,7 @@ def _strays(name: str, categories: Sequence[str]) -> str | None:
 
 
 def _features_of(entry: Entry) -> int | None:
-    """How many numbers an input takes of a sample; None where that is open."""
+    """Return the numbers per sample of an input; None if unknown."""
     extents = [extent for extent in entry.extents[1:] if isinstance(extent, int)]
     return math.prod(extents) if len(extents) == len(entry.extents) - 1 else None
 

@@ -1,4 +1,4 @@
-"""What is done to the columns of a table, put into an exported model: it then takes raw columns."""
+"""Column coding as part of an exported model, which then takes raw columns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from burnish.graph.annotations import COLUMNS
 from burnish.importer import read_proto
 
 CLASSICAL_DOMAIN, CLASSICAL_VERSION = "ai.onnx.ml", 3
-"""Where the standard keeps LabelEncoder, which looks texts up."""
+"""Domain of LabelEncoder."""
 
 
 def put_columns(model: ir.Model) -> str | None:
-    """Put, in place, before a model what its metadata say of the columns of its table: categories, scales, and missing values.
+    """Prepend the column coding in a model's metadata (categories, scales, missing values), in place.
 
-    A model with one input whose columns all are numbers keeps this input: it takes raw numbers [batch, columns], in which NaN
-    and infinities are missing. With columns of text it gets an input for each column, of its name: text or floats, [batch, 1]; an
-    empty text is missing. Inputs that take one column each keep their names and take it raw. A category that training did not
-    have is at no place, has the index -1, or, of an input that selects rows, that of the row to spare.
+    A model with one input of only numeric columns keeps it, for raw numbers [batch, columns] in which NaN and infinities are
+    missing. With text columns, it gets one input per column, by name: text or floats, [batch, 1]; empty text is missing. Inputs
+    of one column each keep their names. A category that training did not have is all zeros if one-hot, else index -1, or the
+    spare row of an input that selects rows.
 
     Args:
-        model: an exported model, whose inputs are those of training.
+        model: an exported model with the inputs of training.
 
     Returns:
-        Why its inputs stay as they are, in words, where an input for a column would have the name of an output; else None.
+        The reason why inputs are unchanged, if a column has the name of an output; else None.
     """
     table = DataDescription.read(model.metadata_props).table
     if table is None or table.in_model:
@@ -58,7 +58,7 @@ def put_columns(model: ir.Model) -> str | None:
 
 
 def fed_by(path: str | Path) -> str | None:
-    """Return which raw columns an exported file takes, and how it is fed, in words; None where it takes none."""
+    """Return a description of the raw columns that an exported file takes and how to feed them; None if it takes none."""
     proto = read_proto(path)[0]
     table = DataDescription.read({entry.key: entry.value for entry in proto.metadata_props}, str(path)).table
     if table is None or not table.in_model:
@@ -88,14 +88,14 @@ def _describe(model: ir.Model, table: TableDescription) -> None:
 
 
 def _raw(old: ir.Value, name: str, dtype: ir.DataType, shape: ir.Shape) -> ir.Value:
-    """Return an input in the place of another, which says of its samples what that one says."""
+    """Return a new input with another input's metadata."""
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
     value.metadata_props.update(old.metadata_props)
     return value
 
 
 def _replace(graph: ir.Graph, old: ir.Value, new: Sequence[ir.Value], result: Tensor) -> None:
-    """Let inputs take the place of another, of which ``result`` is made of them."""
+    """Replace a graph input by new ones, from which ``result`` is computed."""
     builder, (dtype, shape) = result.builder, (old.dtype, old.shape)
     assert dtype is not None
     made = builder.cast(result, dtype).value
@@ -116,7 +116,6 @@ def _raw_type(value: ir.Value) -> ir.DataType:
 
 
 def _of_numbers(graph: ir.Graph, old: ir.Value, table: TableDescription) -> None:
-    """Fill and scale the numbers of the only input."""
     if old.dtype not in FLOATING or old.shape is None:
         return
     builder, name = _builder(graph), old.name or ""
@@ -139,7 +138,7 @@ def _of_numbers(graph: ir.Graph, old: ir.Value, table: TableDescription) -> None
 
 
 def _filled(numbers: Tensor, filled: Tensor, has_fill: Sequence[bool], extents: Sequence[int]) -> Tensor:
-    """Let numbers stand in the place of NaN and infinities, in columns that have some for them."""
+    """Replace NaN and infinities, in the columns that have a replacement."""
     builder = numbers.builder
     missing = builder.op("Or", builder.op("IsNaN", numbers), builder.op("IsInf", numbers))
     if not all(has_fill):
@@ -148,7 +147,7 @@ def _filled(numbers: Tensor, filled: Tensor, has_fill: Sequence[bool], extents: 
 
 
 def _of_columns(model: ir.Model, old: ir.Value, table: TableDescription) -> None:
-    """Give a model an input for each column, in the place of its only one."""
+    """Replace a model's only input by one for each column."""
     graph = model.graph
     _free(graph, {name for name, _ in table.columns})
     builder, taken = _builder(graph), Names.of(graph)
@@ -167,7 +166,7 @@ def _of_columns(model: ir.Model, old: ir.Value, table: TableDescription) -> None
 
 
 def _of_one(model: ir.Model, old: ir.Value, name: str, categories: Sequence[str] | None, table: TableDescription) -> None:
-    """Let an input that takes a column take it raw."""
+    """Make an input that holds one column take it raw."""
     if old.dtype == ir.DataType.STRING or old.shape is None or old.dtype is None:
         return
     is_floating = old.dtype in FLOATING
@@ -179,7 +178,7 @@ def _of_one(model: ir.Model, old: ir.Value, name: str, categories: Sequence[str]
     old.name = Names.of(graph).take(f"{name}:coded")
     shape = ir.Shape([old.shape[0], 1]) if is_place else old.shape
     raw = _raw(old, name, ir.DataType.STRING if categories is not None else _raw_type(old), shape)
-    # A row to spare is the one after the last; where there is none, the lookup fails.
+    # The spare row comes after the last category; if there is none, the lookup fails.
     unseen = -1 if is_floating or categories is None else len(categories)
     coded = _coded(model, builder, raw, categories, table, _raw_type(old), is_place, unseen, is_floating)
     _replace(graph, old, [raw], coded)
@@ -196,7 +195,7 @@ def _coded(
     unseen: int,
     is_floating: bool = True,
 ) -> Tensor:
-    """Emit what a raw column becomes."""
+    """Emit the coding of a raw column."""
     name, numbers = raw.name or "", builder.tensor(raw)
     fill, scale = table.fill(name), table.scale(name)
     if categories is None:
@@ -217,7 +216,7 @@ def _coded(
 def _looked_up(
     model: ir.Model, builder: Builder, raw: ir.Value, categories: Sequence[str], fill: str | None, unseen: int
 ) -> Tensor:
-    """Emit the index of each text among categories, int64 of the shape of the texts; an empty text is missing."""
+    """Emit the index of each text among the categories, int64 in the texts' shape; an empty text is missing."""
     keys, places = [*categories], [*range(len(categories))]
     if fill is not None and "" not in keys:
         keys, places = [*keys, ""], [*places, keys.index(fill)]
@@ -239,7 +238,7 @@ def _looked_up(
 
 
 def _free(graph: ir.Graph, names: set[str]) -> None:
-    """Give what is called as a column another name."""
+    """Rename all values that have the name of a column."""
     taken = Names.of(graph)
     values = [*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs)]
     for value in values:

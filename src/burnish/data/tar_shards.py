@@ -1,4 +1,4 @@
-"""Images and their classes in tar archives, as WebDataset writes them: a sample's files have one name, and stand together."""
+"""Images and their classes in tar archives of the WebDataset format: a sample's files share their name and are adjacent."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ LARGEST_FILE = 1 << 30
 LARGEST_LABEL = 1 << 16
 CLASS, JSON = "cls", "json"
 KEYS = ("label", "class", "cls", "class_name")
-"""Where a sample's JSON may hold its class."""
+"""JSON keys that may hold a sample's class."""
 MOST_SHARDS, MOST_DIGITS, MOST_CLASSES = 100_000, 18, 1_000_000
 SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 
 @dataclass(frozen=True)
 class TarMember:
-    """A file in an archive, read in its place: nothing is unpacked, and its name is no path.
+    """A file in an archive, read in place: nothing is unpacked, and its name is not used as a path.
 
     Attributes:
         shard: the archive.
-        name: of the file, there.
-        offset, size: where its bytes lie, and how many they are.
+        name: name of the file.
+        offset, size: position and length of its bytes.
     """
 
     shard: Path
@@ -45,7 +45,7 @@ class TarMember:
     size: int
 
     def open(self) -> BinaryIO:
-        """Return its bytes as a file."""
+        """Return the contents as a file."""
         check_regular(self.shard)
         with self.shard.open("rb") as file:
             file.seek(self.offset)
@@ -56,10 +56,10 @@ class TarMember:
 
 
 def shards_of(source: str | Path) -> list[Path]:
-    """Return the archives that a source stands for: one, those in a folder, or a sequence such as ``train-{000..009}.tar``.
+    """Return the archives of a source: one archive, those in a folder, or a sequence such as ``train-{000..009}.tar``.
 
     Raises:
-        DataError: one of a sequence is not there.
+        DataError: an archive of a sequence is missing.
     """
     path = Path(source)
     if path.is_dir():
@@ -83,16 +83,16 @@ def shards_of(source: str | Path) -> list[Path]:
 class TarImages(LabelledImages):
     """Images in tar archives, each with its class.
 
-    An archive's headers are read once, and images by their places in it, in any order: a run shuffles all of them, goes on
-    anywhere, and its reading processes and workers share them out as they do files. An image ``<name>.jpg`` (or another format)
-    has its class in ``<name>.cls``, an index or a name, or in ``<name>.json`` under ``label``, ``class`` or ``cls``.
+    Headers are read once and images by their offset, so a run can shuffle, resume, and share images among processes and workers.
+    An image ``<name>.jpg`` (or another format) has its class in ``<name>.cls``, an index or a name, or in ``<name>.json`` under
+    ``label``, ``class`` or ``cls``.
 
     Args:
-        source: as ``shards_of`` takes it.
-        spec, classes, size, pixels: as ``ImageFolder`` takes them.
+        source: see ``shards_of``.
+        spec, classes, size, pixels: see ``ImageFolder``.
 
     Raises:
-        DataError: an archive is compressed, damaged or cut off, holds no images with classes, or does not fit the program.
+        DataError: an archive is compressed, damaged or truncated, has no images with classes, or does not fit the program.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class TarImages(LabelledImages):
 
 
 def read_samples(source: str | Path) -> Iterator[tuple[TarMember, int | str | None]]:
-    """Yield the images in archives, with their classes where they have any.
+    """Yield the images in archives, each with its class or None.
 
     Raises:
-        DataError: as ``TarImages``.
+        DataError: see ``TarImages``.
     """
     for shard in shards_of(source):
         yield from _of_shard(shard)
@@ -152,11 +152,11 @@ def _of_shard(shard: Path) -> Iterator[tuple[TarMember, int | str | None]]:
 
 
 def _members(shard: Path) -> Iterator[TarMember]:
-    """Yield the files of an archive; links and folders are passed over."""
+    """Yield the regular files of an archive; links and folders are skipped."""
     try:
         check_regular(shard)
         length = shard.stat().st_size
-        with tarfile.open(shard, "r:") as archive:  # no compression: a member could not be read in its place
+        with tarfile.open(shard, "r:") as archive:  # uncompressed, so that members can be read in place
             for info in archive:
                 if not 0 <= info.size <= min(LARGEST_FILE, length - info.offset_data):
                     raise DataError(
@@ -175,11 +175,11 @@ def _members(shard: Path) -> Iterator[TarMember]:
 
 
 def _check_end(shard: Path, end: int) -> None:
-    """Raise DataError where an archive does not end in zeros: ``tarfile`` reads as far as a header that is damaged, and stops.
+    """Raise DataError if an archive does not end in zeros: ``tarfile`` stops silently at a damaged header.
 
     Args:
         shard: the archive.
-        end: where the reading of its headers ended.
+        end: offset after the last header.
     """
     with shard.open("rb") as file:
         file.seek(end)
@@ -208,14 +208,14 @@ def _label(member: TarMember, kind: str) -> int | str | None:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text is a number, and not the name of a class: ``-1`` and ``1.5``, and not ``nan``."""
+    """True for numbers such as ``-1`` and ``1.5``; ``nan`` may be the name of a class."""
     return is_number_text(text) and text.lstrip("+-.")[0].isdigit()
 
 
 def _classes(
     labels: Sequence[int | str], spec: DataSpec, classes: Sequence[str] | None, source: str
 ) -> tuple[tuple[str, ...], list[int]]:
-    """Return the names of the classes, and the index of each label: itself, or the place of its name."""
+    """Return the class names, and the class index of each label."""
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
         known = classes or spec.described.classes

@@ -1,1 +1,1 @@
-"""Sounds in .wav files: read, resampled, and made samples or log-mel spectrograms of, as a model takes them."""
+"""Sounds in .wav files, as samples or log-mel spectrograms."""

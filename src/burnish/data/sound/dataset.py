@@ -1,4 +1,4 @@
-"""Folders of .wav files: with one subfolder per class, to train and evaluate on; and files without classes, to predict."""
+"""Folders of .wav files: one subfolder per class for training and evaluation, or unlabeled files for prediction."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from burnish.errors import DataError
 from burnish.program import Entry
 
 UNREAD = frozenset({".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aiff", ".aif", ".wma", ".au"})
-"""Of files with sound that are not read."""
+"""Suffixes of unsupported sound files."""
 CACHED_BYTES = 1 << 30
 FILTER_SECONDS = 0.1
-"""How much more of a file is read than is taken, so that resampling has what comes after."""
+"""Extra length to read, since the resampling filter looks ahead."""
 
 
 def is_sounds(path: Path) -> bool:
-    """Return whether the first file in a folder and its subfolders that holds a sound or a picture holds a sound."""
+    """True if the first sound or picture file in a folder and its subfolders is a sound."""
     if not path.is_dir():
         return False
     for place, folders, names in os.walk(path):
@@ -46,20 +46,20 @@ def is_sounds(path: Path) -> bool:
 
 
 class SoundReader:
-    """Reads .wav files for one input of a model; what is made of them is kept while it fits into 1 GiB.
+    """Reads .wav files for one input of a model, and caches up to 1 GiB of results.
 
     Args:
-        spec: what the program takes.
-        files: the sounds; of the first data that are read, they tell the rate and the length.
-        sound: settings that were asked for; None: what the model's metadata say, else the defaults.
-        source: what to call the data in an error.
+        spec: inputs of the program.
+        files: the sounds; they determine rate and length if no settings do.
+        sound: requested settings; by default those of the model's metadata.
+        source: name of the data, for errors.
 
     Attributes:
-        sound: the settings, with nothing left open.
+        sound: complete settings.
 
     Raises:
-        DataError: the program has several inputs, or its input takes no sound, or not this.
-        ConfigurationError: no such settings.
+        DataError: the program has several inputs, or its input does not take this sound.
+        ConfigurationError: invalid settings.
     """
 
     def __init__(self, spec: DataSpec, files: Sequence[Wav], sound: SoundLike | None, source: str):
@@ -73,14 +73,14 @@ class SoundReader:
         self._kept = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a reading process gets: nothing that was read."""
+        """Return the state for a reading process, without a cache."""
         return {**self.__dict__, "_cache": {}, "_kept": CACHED_BYTES}
 
     def read(self, file: Wav) -> np.ndarray:
-        """Return a sound as the input takes it, without the axis of the samples.
+        """Return a sound in the input's shape, without a sample axis.
 
         Raises:
-            UnreadableSound: it cannot be read any more.
+            UnreadableSound: the file cannot be read any more.
         """
         found = self._cache.get(file.path)
         if found is not None:
@@ -92,7 +92,7 @@ class SoundReader:
         return values
 
     def _values(self, file: Wav) -> np.ndarray:
-        """The samples, [length], or the spectrogram, [bands, frames]."""
+        """Return the samples, [length], or the spectrogram, [bands, frames]."""
         sound = self.sound
         assert sound.rate is not None
         needed = -(-sound.length * file.rate // sound.rate) + round(FILTER_SECONDS * file.rate)
@@ -114,7 +114,7 @@ class SoundReader:
         return np.repeat(values[None], extents[0], 0) if is_first else np.repeat(values[..., None], extents[2], 2)  # type: ignore[arg-type]
 
     def notes(self, files: Sequence[Wav]) -> list[str]:
-        """Return what a person should know of what becomes of the files."""
+        """Return notes on files that are resampled, mixed or truncated."""
         notes, sound = [], self.sound
         assert sound.rate is not None
         other = [file for file in files if file.rate != sound.rate]
@@ -134,17 +134,17 @@ class SoundReader:
 
 
 class Sounds:
-    """Sounds in files, read when they are asked for.
+    """Sounds in files, read on demand.
 
     Args:
-        files: the sounds, in the order of the samples.
-        reader: reads them.
-        source: what to call the data in an error.
-        notes: what a person should know of the data.
+        files: the sounds, in sample order.
+        reader: sound reader.
+        source: name of the data, for errors.
+        notes: remarks for the user.
 
     Attributes:
-        sound: what is done to a sound, with nothing left open.
-        names: of the files, as the path of the data leads to them.
+        sound: complete settings.
+        names: file paths.
     """
 
     def __init__(self, files: Sequence[Wav], reader: SoundReader, source: str, notes: Sequence[str] = ()):
@@ -158,16 +158,13 @@ class Sounds:
 
     @property
     def names(self) -> list[str]:
-        """The names of the files."""
         return [str(file.path) for file in self._files]
 
     @property
     def note(self) -> str | None:
-        """What a person should know of the data."""
         return f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
 
     def name_of(self, index: int) -> str:
-        """Return the file of a sample."""
         return str(self._files[index].path)
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -180,24 +177,24 @@ class Sounds:
 
 
 class SoundFolder(Sounds):
-    """Sounds in one subfolder per class. Classes are numbered in sorted order of the subfolders' names, files in that of theirs.
+    """Sounds in one subfolder per class.
 
-    Files that cannot be read are left out and named; so are empty files.
+    Classes are numbered in the sorted order of the subfolders, and files are sorted by name. Unreadable and empty files are left
+    out and named.
 
     Args:
         path: the folder.
-        spec: what the program takes.
-        classes: names of the classes in the order of their indices, instead of the subfolders' sorted names.
-        sound: settings, as ``open_dataset`` takes them.
+        spec: inputs of the program.
+        classes: class names in the order of their indices, instead of the sorted subfolders.
+        sound: settings; see ``open_dataset``.
 
     Attributes:
-        classes: the names of the classes.
-        groups: None: files have no columns.
+        classes: class names.
+        groups: always None.
 
     Raises:
-        DataError: no sound that can be read, a subfolder that is not among ``classes``, more classes than the model has, or an
-            input that takes no sound, or not this.
-        ConfigurationError: no such settings.
+        DataError: no sound can be read, a class is not in ``classes`` or the model, or the input does not take this sound.
+        ConfigurationError: invalid settings.
     """
 
     groups = None
@@ -236,7 +233,7 @@ class SoundFolder(Sounds):
             self._notes.append(f"no sound of the class{'es' * (len(few) > 1)} {some_of(few)}")
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return sounds, and their class indices or probabilities, by the names of the program's inputs.
+        """Return sounds, and their class indices or probabilities, by input name.
 
         Raises:
             DataError: a file cannot be read any more.
@@ -250,15 +247,13 @@ class SoundFolder(Sounds):
 
     @property
     def divisible(self) -> int:
-        """How many sounds there are."""
         return len(self)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each sound, and what says so, in words."""
         return self._classes_of, "class"
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Self:
-        """Return some of the sounds; rate and length of them follow from these, or are those of another part."""
+        """Return some of the sounds. Their rate and length are determined again, or taken from ``like``."""
         part, places = copy.copy(self), np.asarray(indices, np.int64)
         part._files = [self._files[place] for place in places.tolist()]
         part._classes_of = self._classes_of[places]
@@ -272,16 +267,16 @@ class SoundFolder(Sounds):
 
 
 class SoundFiles(Sounds):
-    """Sounds without labels: a file, or all .wav files in a folder and its subfolders, in sorted order.
+    """Unlabeled sounds: a file, or all .wav files in a folder and its subfolders, sorted.
 
     Args:
         path: the file or the folder.
-        spec, sound: as ``SoundFolder`` takes them.
-        files: the files, where they are not those of ``path``.
-        all_read: True if each file has to be readable; else those that are not are left out and named.
+        spec, sound: see ``SoundFolder``.
+        files: explicit files instead of those in ``path``.
+        all_read: True to raise an error for an unreadable file; else such files are left out and named.
 
     Raises:
-        DataError: as ``SoundFolder``.
+        DataError: see ``SoundFolder``.
     """
 
     def __init__(
@@ -301,7 +296,7 @@ class SoundFiles(Sounds):
 
 
 def _opened(files: Sequence[Path], path: Path) -> tuple[list[Wav], list[str]]:
-    """Return the files that can be read, and notes on those that are left out."""
+    """Return the readable files, and notes on the others."""
     opened, failed = list[Wav](), list[UnreadableSound]()
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Preprocessing of sound: what is done to a .wav file before a model reads it, as a value that the model keeps."""
+"""Preprocessing of sound, as a value that the model keeps."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from burnish.settings import PlainSettings, read_settings, with_settings
 from burnish.validation import is_number, is_whole
 
 HIGHEST_RATE = 16_000
-"""Of files with a higher rate, where nothing says which the model takes."""
+"""Highest default rate."""
 LONGEST_SECONDS = 10.0
-"""Of files that are longer, where nothing says how much of them the model takes."""
+"""Longest default length."""
 BANDS = 64
 WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
 MEAN = STD = 4.5
 LARGEST_WINDOW = 1 << 16
 LARGEST_RATE = 1_000_000
 MOST_VALUES = 1 << 28
-"""Samples of a sound, or values of a spectrogram."""
+"""Most samples of a sound, or values of a spectrogram."""
 FOLLOWING = {"rate": ("hop", "n_fft", "fmax"), "seconds": ("hop",), "frames": ("hop",), "hop": ("seconds",), "bands": ("n_fft",)}
-"""Settings that follow from another one anew where that is changed."""
+"""Settings that are derived again if another one changes."""
 Kind = Literal["samples", "spectrogram"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sound(PlainSettings):
-    """Preprocessing of a sound: mono samples of one rate and length, or their log-mel spectrogram.
+    """Preprocessing of a sound: mono samples of a fixed rate and length, or their log-mel spectrogram.
 
-    The channels of a file are averaged. Another rate than ``rate`` is resampled by a band-limited filter (``resampled``). Of a
-    longer sound the beginning is taken, and a shorter one is followed by silence. Samples lie in -1 to 1. A spectrogram is
-    ``(log(energy + 1e-6) - mean) / std``, of the energies of triangular bands on the mel scale (HTK's), of frames under a
+    Channels are averaged, other rates are resampled (``resampled``), and sounds are truncated or padded with silence. Samples are
+    in -1 to 1. A spectrogram is ``(log(energy + 1e-6) - mean) / std`` of triangular bands on HTK's mel scale, for frames under a
     periodic Hann window; frame ``i`` begins at sample ``i * hop``. Settings that are None follow from the model's input and the
     training data (``for_input``).
 
     Attributes:
-        rate: samples in a second.
+        rate: samples per second.
         seconds: length of a sound.
-        bands: of the spectrogram: its height.
-        frames: of the spectrogram: its width.
-        n_fft: samples in a window, a power of two.
+        bands: height of the spectrogram.
+        frames: width of the spectrogram.
+        n_fft: samples per window, a power of two.
         hop: samples from one frame to the next.
         fmin, fmax: lower end of the lowest band and upper end of the highest, in Hz.
-        mean, std: what is subtracted from the logarithm, and what it is divided by.
+        mean, std: offset and divisor of the logarithms.
 
     Example:
         >>> from burnish.data.sound.settings import read_sound
@@ -94,37 +93,35 @@ class Sound(PlainSettings):
 
     @property
     def is_spectrogram(self) -> bool:
-        """True if a model reads a spectrogram, and False if it reads samples; once it is known."""
+        """True if the model takes a spectrogram rather than samples; valid after ``for_input``."""
         return self.frames is not None
 
     @property
     def length(self) -> int:
-        """The number of samples of a sound."""
+        """Samples of a sound."""
         assert self.rate is not None
         assert self.seconds is not None
         return max(1, round(self.rate * self.seconds))
 
     def filters(self) -> np.ndarray:
-        """Return the weights of frequencies in the bands of the spectrogram, float64 [bands, n_fft // 2 + 1]."""
+        """Return the weights of frequencies in each band, float64 [bands, n_fft // 2 + 1]."""
         assert self.rate is not None
         assert self.n_fft is not None
         assert self.bands is not None
         return mel_filters(self.bands, self.n_fft, self.rate, self.fmin, self.fmax or self.rate / 2)
 
     def for_input(self, entry: Entry, source: str, rate: int, seconds: float) -> Sound:
-        """Return the settings with nothing left open.
+        """Return the settings completed by the model's input and the files.
 
         Args:
-            entry: the model's input: ``[batch, samples]`` or ``[batch, 1, samples]`` for samples, and for a spectrogram
-                ``[batch, channels, bands, frames]`` of 1 or 3 channels (all alike), channels last too, or
-                ``[batch, bands, frames]``.
-            source: what to call the data in an error.
-            rate: of most of the files.
-            seconds: of the longest file.
+            entry: the model's input: samples ``[batch, samples]`` or ``[batch, 1, samples]``, or a spectrogram ``[batch, bands,
+                frames]`` or ``[batch, channels, bands, frames]`` with 1 or 3 equal channels, first or last.
+            source: name of the data, for errors.
+            rate: most common rate of the files.
+            seconds: length of the longest file.
 
         Raises:
-            DataError: the input takes no sound, or another shape than the settings say; or a band of the spectrogram would be
-                empty.
+            DataError: the input does not take sound or contradicts the settings, or a spectrogram band would be empty.
         """
         if not entry.dtype.is_floating_point():
             raise DataError(f"{source}: the model's input '{entry.name}' takes {entry.dtype}, and sounds are numbers in between")
@@ -180,7 +177,7 @@ class Sound(PlainSettings):
         return replace(made, n_fft=self.n_fft or _window(made, source)).checked(source)
 
     def checked(self, source: str) -> Sound:
-        """Return the same settings; raise DataError if a band of the spectrogram is empty, or it is too large."""
+        """Return the settings; raise DataError if a band is empty or the spectrogram is too large."""
         assert self.bands is not None
         assert self.frames is not None
         if self.bands * self.frames > MOST_VALUES:
@@ -195,7 +192,7 @@ class Sound(PlainSettings):
         return self
 
     def text(self) -> str:
-        """Return the settings as a line."""
+        """Return the settings in one line."""
         rate = "" if self.rate is None else f"{self.rate:,} samples a second, "
         length = "" if self.seconds is None else f"cut or padded to {self.seconds:.4g} s"
         if not self.is_spectrogram:
@@ -206,7 +203,7 @@ class Sound(PlainSettings):
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the settings as JSON-compatible values; ``read_sound`` reads them."""
+        """Return the settings as JSON-compatible values for ``read_sound``."""
         return asdict(self)
 
 
@@ -214,14 +211,14 @@ SoundLike = str | Mapping[str, Any] | Sound
 
 
 def read_sound(sound: SoundLike, base: Sound | None = None) -> Sound:
-    """Return settings of sound.
+    """Return sound settings.
 
     Args:
         sound: ``rate=16000,bands=64``, settings by name, or a ``Sound``.
-        base: what they change; None: the defaults.
+        base: settings to change; the defaults if None.
 
     Raises:
-        ConfigurationError: no such setting, or a value that it cannot have.
+        ConfigurationError: an unknown setting or invalid value.
     """
     if isinstance(sound, Sound):
         return sound
@@ -239,10 +236,10 @@ def read_sound(sound: SoundLike, base: Sound | None = None) -> Sound:
 
 
 def kind_of(entry: Entry, source: str) -> Kind:
-    """Return what of a sound an input takes.
+    """Return the kind of sound that an input takes.
 
     Raises:
-        DataError: its shape is that of neither.
+        DataError: the shape fits neither samples nor a spectrogram.
     """
     extents = entry.extents
     if len(extents) == 2 or (len(extents) == 3 and 1 in extents[1:]):
@@ -263,12 +260,12 @@ def kind_of(entry: Entry, source: str) -> Kind:
 
 
 def _samples_of(entry: Entry) -> tuple[int | str | None]:
-    """The extent of the samples of ``[batch, 1, samples]`` or ``[batch, samples, 1]``."""
+    """Return the extent of samples in ``[batch, 1, samples]`` or ``[batch, samples, 1]``."""
     return (entry.extents[2] if entry.extents[1] == 1 else entry.extents[1],)
 
 
 def _window(sound: Sound, source: str) -> int:
-    """Return the smallest window that is as long as a hop, lasts 25 ms, and leaves no band empty."""
+    """Return the smallest window that covers a hop and 25 ms and leaves no band empty."""
     assert sound.rate is not None
     assert sound.hop is not None
     size = 1 << max(2, math.ceil(math.log2(max(sound.hop, sound.rate * WINDOW_SECONDS))))

@@ -8,20 +8,20 @@ import math
 import numpy as np
 
 FLOOR = 1e-6
-"""What is added to an energy before its logarithm is taken."""
+"""Offset of energies before the logarithm."""
 ZEROS = 10
-"""Zero crossings of the filter to each side, at the lower of the two rates."""
+"""Zero crossings of the filter on each side, at the lower of the two rates."""
 KAISER = 5.0
 
 
 def resampled(samples: np.ndarray, rate: int, to: int) -> np.ndarray:
-    """Return samples at another rate, by a polyphase filter: a sinc under a Kaiser window, cut off at half of the lower rate.
+    """Return samples at another rate, with the result of ``scipy.signal.resample_poly`` at its defaults.
 
-    The result is that of ``scipy.signal.resample_poly`` with its defaults.
+    The polyphase filter is a sinc under a Kaiser window, cut off at half of the lower rate.
 
     Args:
         samples: float64 [n].
-        rate, to: samples in a second, before and after.
+        rate, to: samples per second before and after.
 
     Returns:
         float64 [ceil(n * to / rate)].
@@ -33,7 +33,7 @@ def resampled(samples: np.ndarray, rate: int, to: int) -> np.ndarray:
     taps, half = _filter(up, down)
     count = -(-len(samples) * up // down)
     width = -(-len(taps) // up)
-    # The sample at time m reads taps[half + m * down - k * up] of sample k: up phases of width taps each.
+    # The output at time m reads taps[half + m * down - k * up] of sample k: up phases of width taps each.
     padded = np.concatenate([np.zeros(width), samples, np.zeros(width + down)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)
     result = np.empty(count)
@@ -52,7 +52,7 @@ def resampled(samples: np.ndarray, rate: int, to: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _filter(up: int, down: int) -> tuple[np.ndarray, int]:
-    """Return the taps of the filter at ``up`` times the rate, and how many stand before its middle."""
+    """Return the filter taps at ``up`` times the rate, and the number of taps before the middle."""
     largest = max(up, down)
     half = ZEROS * largest
     times = np.arange(-half, half + 1)
@@ -64,9 +64,9 @@ def mel_filters(bands: int, n_fft: int, rate: int, fmin: float, fmax: float) -> 
     """Return the weight of each frequency in each band: triangles on HTK's mel scale.
 
     Args:
-        bands: how many there are.
-        n_fft: samples in a window.
-        rate: samples in a second.
+        bands: number of bands.
+        n_fft: samples per window.
+        rate: samples per second.
         fmin, fmax: lower end of the lowest band and upper end of the highest, in Hz.
 
     Returns:
@@ -85,13 +85,13 @@ def _mel(frequency: float) -> float:
 
 
 def log_mel(samples: np.ndarray, filters: np.ndarray, hop: int, frames: int) -> np.ndarray:
-    """Return the logarithm of the energy of a sound in each band and frame.
+    """Return the log energy of a sound in each band and frame.
 
     Args:
-        samples: float64 [n]; silence follows.
-        filters: as ``mel_filters`` returns them.
+        samples: float64 [n], padded with silence.
+        filters: weights from ``mel_filters``.
         hop: samples from one frame to the next.
-        frames: how many there are.
+        frames: number of frames.
 
     Returns:
         float64 [bands, frames].

@@ -1,4 +1,4 @@
-"""Reading .wav files: the header is checked before any sound is read, and only as much of the sound as is wanted."""
+""".wav files. The header is checked before any sound is read, and only the needed part of the sound is read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SUFFIX = ".wav"
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 CODECS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 17: "IMA ADPCM", 49: "GSM", 80: "MPEG", 85: "MP3"}
 STREAMED = 0xFFFFFFFF
-"""The size of the sound in a file that was written to a pipe: as much as follows."""
+"""Declared size of sound that was written to a pipe; it extends to the end of the file."""
 DTYPES = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 MOST_CHANNELS = 1024
 LARGEST_FORMAT = 1 << 16
-"""Bytes of the part of the header that says how the sound is written."""
+"""Most bytes of the format chunk."""
 CONVERT = "write it again as PCM (ffmpeg -i sound.wav -c:a pcm_s16le new.wav)"
 
 
 class UnreadableSound(DataError):
-    """A file that is no .wav file, or none that can be read."""
+    """A file that is not a readable .wav file."""
 
     def __init__(self, file: Path, reason: str, remedy: str):
         super().__init__(f"{file}: {reason}; {remedy}")
@@ -35,15 +35,15 @@ class UnreadableSound(DataError):
 
 @dataclass(frozen=True)
 class Wav:
-    """A .wav file whose header was read.
+    """A .wav file with a valid header.
 
     Attributes:
-        path: of the file.
-        rate: samples in a second.
-        channels: of each sample.
-        count: samples of each channel.
-        form, bits: how a number is written: ``PCM`` or ``FLOAT``, and its bits.
-        start: where the sound begins, in bytes.
+        path: path of the file.
+        rate: samples per second.
+        channels: number of channels.
+        count: samples per channel.
+        form, bits: number format, ``PCM`` or ``FLOAT``, and its bits.
+        start: byte offset of the sound.
     """
 
     path: Path
@@ -56,17 +56,17 @@ class Wav:
 
     @property
     def seconds(self) -> float:
-        """Length of the sound."""
+        """Duration."""
         return self.count / self.rate
 
     def mono(self, most: int | None = None) -> np.ndarray:
         """Return the average of the channels, -1 to 1, float64 [samples].
 
         Args:
-            most: how many samples are read at most, from the beginning; None: all.
+            most: most samples to read from the start; None for all.
 
         Raises:
-            UnreadableSound: the file has become shorter, cannot be read, or holds numbers that are not finite.
+            UnreadableSound: the file was truncated, cannot be read, or holds NaN or infinity.
         """
         count = self.count if most is None else min(most, self.count)
         size = count * self.channels * self.bits // 8
@@ -84,7 +84,7 @@ class Wav:
         return values.mean(axis=1)
 
     def _numbers(self, content: bytes) -> np.ndarray:
-        """The numbers of all channels in their order, float64."""
+        """Return the interleaved samples of all channels, float64."""
         read = np.frombuffer(content, DTYPES[self.form, self.bits])
         if self.form == FLOAT:
             return read.astype(np.float64)
@@ -102,7 +102,7 @@ def open_wav(path: Path) -> Wav:
     """Read the header of a .wav file.
 
     Raises:
-        UnreadableSound: it is none, is cut off, is written in a form that is not read, or holds no sound.
+        UnreadableSound: the file is truncated, empty, of an unsupported format, or not a .wav file.
     """
     try:
         check_regular(path)
@@ -130,7 +130,7 @@ def _header(path: Path, file: BinaryIO, length: int) -> Wav:
 
 
 def _format(path: Path, content: bytes) -> tuple[int, int, int, int, int]:
-    """The form of numbers, channels, rate, bytes of a sample of all channels, and bits."""
+    """Return format, channels, rate, bytes per frame of all channels, and bits."""
     if len(content) < 16:
         raise UnreadableSound(path, "breaks off in its header, before any sound", "fetch or write it again")
     form, channels, rate, _, block, bits = struct.unpack("<HHIIHH", content[:16])
@@ -140,7 +140,7 @@ def _format(path: Path, content: bytes) -> tuple[int, int, int, int, int]:
 
 
 def _sound(path: Path, said: tuple[int, int, int, int, int] | None, start: int, size: int, there: int) -> Wav:
-    """The file, whose sound has ``size`` bytes by its header, and of which ``there`` bytes follow."""
+    """Return the file; its header declares ``size`` bytes of sound, and ``there`` bytes follow."""
     if said is None:
         raise UnreadableSound(path, "does not say how its sound is written (no 'fmt ')", "fetch or write it again")
     form, channels, rate, block, bits = said

@@ -1,4 +1,4 @@
-"""Text as data: what reads it, what makes tokens of it, how tokens are padded, and what a language model learns of them.
+"""Text datasets: reading, tokenization, padding, and targets of language models.
 
-What a model computes of tokens is no business of these files, nor is how its loss compares.
+These modules do not depend on models or losses.
 """

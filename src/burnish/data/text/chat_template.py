@@ -1,4 +1,4 @@
-"""Chat templates of Hugging Face: where they are, and what they make of conversations."""
+"""Hugging Face chat templates: search and rendering."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from burnish.untrusted_files import allowed_memory, read_bytes, read_json_file
 
 SETTINGS_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"
 SETTINGS_FILES = (SETTINGS_FILE, TEMPLATE_FILE)
-"""Beside a ``tokenizer.json``: its settings, with the special tokens and perhaps the template, and the template by itself."""
+"""Files next to ``tokenizer.json``: settings with special tokens and perhaps the template, and the template itself."""
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LARGEST_TEMPLATE = 1 << 20
-"""Bytes of a template. The longest of well-known models have some 20,000."""
+"""Largest template; the longest of well-known models have about 20,000 characters."""
 MOST_CHARACTERS = 1 << 20
-"""Of a conversation once it is rendered, and 16 more for each character of its JSON."""
+"""Most characters of a rendered conversation; 16 more are allowed per character of its JSON."""
 SECONDS, SECONDS_EACH = 20.0, 0.02
-"""Time for rendering, and for each message more."""
+"""Time limit for rendering, plus time per message."""
 PLAIN = (
     "{% for message in messages %}{{ message.role }}\n"
     "{% if message.role == 'assistant' %}"
@@ -32,18 +32,18 @@ PLAIN = (
     "{% else %}{{ message.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
-"""For tokenizers without a template: the role on a line, and the content after it."""
+"""Default for tokenizers without a template: the role on one line, the content on the next."""
 MARKS = "{% generation %} and {% endgeneration %}"
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages of a user, an assistant and others.
+    """Messages between user, assistant and others.
 
     Attributes:
-        messages: each with a ``role`` and a ``content``, JSON-compatible.
-        prompt: how many of them come before those that are to be learned; None if all answers of the assistant are.
-        tools: that the assistant may call, as its template takes them; None without any.
+        messages: JSON-compatible mappings with ``role`` and ``content``.
+        prompt: number of messages before those to learn; None to learn all answers of the assistant.
+        tools: tools for the template, or None.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -53,12 +53,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What stands beside a tokenizer: special tokens by role, and the chat template.
+    """Special tokens by role, and the chat template of a tokenizer.
 
     Attributes:
         tokens: such as ``{"eos_token": "</s>"}``.
-        template: in Jinja, or several by name as Hugging Face writes them; None without one.
-        name: where the template is from, for messages.
+        template: Jinja text, several by name in Hugging Face's form, or None.
+        name: source of the template, for messages.
     """
 
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class TokenizerSettings:
 
     @classmethod
     def beside(cls, tokenizer: Any) -> TokenizerSettings:
-        """Return the settings of a tokenizer: of the files beside it if it is a path, else of the object.
+        """Return the settings of a tokenizer: from the files next to its path, or from the object.
 
         Raises:
-            DataError: a file that cannot be read.
+            DataError: a file cannot be read.
         """
         if isinstance(tokenizer, str | Path):
             return cls._of_folder(Path(tokenizer).parent)
@@ -99,10 +99,10 @@ class TokenizerSettings:
         return cls(tokens) if inside is None else cls(tokens, inside, str(settings))
 
     def with_template(self, asked: str | Path | None) -> TokenizerSettings:
-        """Return the same with the template that is asked for: a file, or its text; None leaves it.
+        """Return the settings with another template, given as a file or text; None keeps the template.
 
         Raises:
-            ConfigurationError: neither a file nor a template.
+            ConfigurationError: ``asked`` is neither a file nor a template.
         """
         if asked is None:
             return self
@@ -114,16 +114,15 @@ class TokenizerSettings:
             raise ConfigurationError(f"chat_template (--chat-template): {error}") from error
 
     def rendered(self, conversations: Sequence[Conversation], answers: bool, source: str) -> list[tuple[str, list[Any]]]:
-        """Return each conversation as text, and the places in it that count, as pairs of characters from and to.
+        """Return each conversation as text, with the spans to learn as pairs of character offsets.
 
         Args:
             conversations: the conversations.
-            answers: True if the answers of the assistant count, and nothing else; False for all, after the prompt if there is
-                one.
-            source: what to call the data in an error.
+            answers: True to learn only the assistant's answers; False for everything after the prompt.
+            source: name of the data, for errors.
 
         Raises:
-            DataError: the template fails, takes too much memory or time, or does not tell where the answers are.
+            DataError: the template fails, takes too much memory or time, or does not mark the answers.
         """
         template = _default_of(self.template, self.name)
         asked = {
@@ -146,7 +145,7 @@ class TokenizerSettings:
         return [(text, spans) for text, spans in answer["texts"]]
 
     def _fault(self, answer: Mapping[str, Any], source: str) -> str:
-        """Return the message of an error of the template."""
+        """Return the message for an error of the template."""
         number = answer["conversation"]
         where = f"{self.name}: the chat template" if number is None else f"{source}: the chat template, on conversation {number},"
         if answer["kind"] == rendering_process.UNSTABLE:
@@ -164,13 +163,13 @@ class TokenizerSettings:
         return f"{where} fails: {answer['kind']}: {reason}. To go on, {remedy}"
 
     def files(self) -> dict[str, str]:
-        """Return the files that ``beside`` reads the same settings from, by name; none if there is nothing to say."""
+        """Return files, by name, from which ``beside`` reads these settings again; empty if there are none."""
         held = {**self.tokens, **({} if self.template is None else {"chat_template": self.template})}
         return {SETTINGS_FILE: json.dumps(held, indent=1, ensure_ascii=False) + "\n"} if held else {}
 
 
 def read_template(path: Path) -> str:
-    """Return the text of a template in a file.
+    """Return the text of a template file.
 
     Raises:
         DataError: it cannot be read.
@@ -182,8 +181,8 @@ def read_template(path: Path) -> str:
 
 
 def _default_of(template: Any, name: str) -> str | None:
-    """Return a template, or of several by name the default one."""
-    if isinstance(template, list):  # [{"name": ..., "template": ...}]
+    """Return a template; the default one of several."""
+    if isinstance(template, list):  # Hugging Face's [{"name": ..., "template": ...}]
         template = {each.get("name"): each.get("template") for each in template if isinstance(each, Mapping)}
     if isinstance(template, Mapping):
         if not isinstance(template.get("default"), str):
@@ -205,7 +204,7 @@ def _content(token: Any) -> str | None:
 
 
 def _render(asked: Mapping[str, Any], seconds: float, name: str) -> dict[str, Any]:
-    """Return what ``rendering_process.render_all`` answers, from a process of its own with limits of memory and time."""
+    """Return the answer of ``rendering_process.render_all``, run in its own process with limits of memory and time."""
     found, program = [str(place) for place in sys.path], rendering_process.__file__
     run = f"import runpy, sys; sys.path[:] = {found!r}; runpy.run_path({program!r}, run_name='__main__')"
     command = [sys.executable, "-I", "-c", run]
@@ -213,7 +212,7 @@ def _render(asked: Mapping[str, Any], seconds: float, name: str) -> dict[str, An
         done = subprocess.run(command, input=json.dumps(asked).encode(), capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise _too_much(name, f"longer than {seconds:,.0f} s") from error
-    except OSError:  # an embedded interpreter has no executable; there, only time is limited
+    except OSError:  # an embedded interpreter has no executable; then only time is limited
         try:
             return within_time(seconds, lambda: rendering_process.render_all(asked))
         except TimePassed as error:
