@@ -1,4 +1,4 @@
-"""What is read off a graph: what its values need of memory, what they depend on, what its parameters and indices are for.
+"""Analyses of a graph: memory needs, dependence between values, and the use of parameters and indices.
 
-Nothing here changes a graph: what does is in ``burnish.rewriting``.
+Nothing here changes a graph; ``burnish.rewriting`` does.
 """

@@ -1,4 +1,4 @@
-"""Why an initializer has no gradient: what stands between it and the values that are differentiated."""
+"""Explanations of missing gradients: the operator that keeps a gradient from an initializer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ SETTINGS: Mapping[str, tuple[int, ...]] = {
     "QLinearConv": (1, 4, 6),
     "QLinearMatMul": (1, 4, 6),
 }
-"""Operands of floating-point tensors that nobody takes for weights: scales of a resampling or a quantization, weights of classes.
+"""Floating-point operands that are settings, not weights: scales of resampling and quantization, class weights.
 
-Bounds of Clip and exponents are parameters in some models (of learned quantization, of generalized-mean pooling)."""
+Bounds of Clip and exponents are absent: some models learn them (learned quantization, generalized-mean pooling).
+"""
 
 ARRANGES = frozenset("Cast Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
-"""Operators that put the elements of a setting into the place where it is read."""
+"""Operators that only rearrange a setting before it is read."""
 
 
 def why_no_weight(graph: ir.Graph, value: ir.Value) -> str:
-    """Return why an initializer of a canonical model is no weight, as a clause: ``no operator reads it``."""
+    """Return why an initializer of a canonical model is not a weight, as a clause: ``no operator reads it``."""
     if value.dtype not in FLOATING:
         return integer_weights(graph).get(value.name or "", "it is not floating-point")
     if value.shape is not None and len(value.shape) == 0:
@@ -40,25 +41,25 @@ def why_no_gradient(graph: ir.Graph, value: ir.Value, targets: Collection[ir.Val
     """Return why no gradient flows from ``targets`` to ``value``, as a clause that names the first operator in the way.
 
     Args:
-        graph: the graph that both belong to.
+        graph: the graph that contains both.
         value: an input or initializer.
-        targets: what is differentiated.
+        targets: the values to differentiate.
     """
     return Obstacles(graph, targets).why(value)
 
 
 class Obstacles:
-    """What stands between the values of a graph and those that are differentiated.
+    """The operators between the values of a graph and its differentiated values that stop gradients.
 
     Args:
-        graph: the graph that they belong to; where a body of a node reads a value, it is followed there too.
-        targets: what is differentiated.
+        graph: the graph of the values; a value is also followed into the bodies of nodes that read it.
+        targets: the values to differentiate.
     """
 
     def __init__(self, graph: ir.Graph, targets: Collection[ir.Value]):
         self._targets = targets
         self._place: dict[ir.Node, int] = {}
-        self._returned_by: dict[ir.Value, list[ir.Node]] = {}  # for each output of a body, the nodes whose body it is
+        self._returned_by: dict[ir.Value, list[ir.Node]] = {}  # output of a body -> the nodes with that body
         self._needed = set(targets)
         inside: dict[ir.Node, list[ir.Node]] = {}
         for index, node in enumerate(graph):
@@ -70,7 +71,7 @@ class Obstacles:
         for node in reversed(graph):
             if any(output in self._needed for output in node.outputs):
                 self._needed.update(read_by(node))
-                # What is computed inside is needed as far as this node is.
+                # A value inside a body is needed if the node of the body is.
                 self._needed.update(output for reader in inside[node] for output in reader.outputs)
 
     def why(self, value: ir.Value) -> str:
@@ -89,7 +90,7 @@ class Obstacles:
         return f"{describe_node(node)} lets no gradient through"
 
     def _stops(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """The operators that stop the gradient of what depends on ``value``, each with the input that it comes in by."""
+        """Return the operators that stop the gradient of ``value``, each with the index of the input in question."""
         stops: list[tuple[ir.Node, int]] = []
         seen, pending = {value}, [value]
 
@@ -103,7 +104,7 @@ class Obstacles:
             for node, index in current.uses():
                 if not any(output in self._needed for output in node.outputs):
                     continue
-                # An input of a loop is what its body has at the same place.
+                # The inputs of a loop and of its body have the same order.
                 inside = _floating([body.inputs[index] for body in bodies(node) if index < len(body.inputs)])
                 if index in constant_operands(node) or _is_cut(node) or not go_on([*_carrying(node, index), *inside]):
                     stops.append((node, index))
@@ -113,12 +114,11 @@ class Obstacles:
 
 
 def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[str, ir.Value]:
-    """Return the constants of a canonical model that look like weights: tensors of floating-point numbers that no operator takes
-    as a setting.
+    """Return the constants of a canonical model that look like weights: floating-point tensors that are not settings.
 
     Args:
         graph: the main graph.
-        kinds: of its initializers.
+        kinds: the kinds of its initializers.
     """
     weights = {}
     for name, kind in kinds.items():
@@ -130,18 +130,18 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
 
 
 def left_out_weights(graph: ir.Graph) -> dict[str, str]:
-    """Return the weights that only a branch read that is never taken: initializer name -> why, as a clause."""
+    """Return the weights read only by a branch that is never taken: initializer name -> why, as a clause."""
     weights = LEFT_OUT.get(graph) or {}
     return {name: f"{BRANCH_OF.get(value)} never takes the branch that reads it" for name, value in weights.items()}
 
 
 def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:
-    """Return the tensors of a canonical model that look like weights and that no gradient from ``targets`` reaches.
+    """Return the tensors of a canonical model that look like weights but get no gradient from ``targets``.
 
     Args:
         graph: the main graph.
-        kinds: of its initializers.
-        targets: what is differentiated.
+        kinds: the kinds of its initializers.
+        targets: the values to differentiate.
 
     Returns:
         Initializer name -> why, as a clause that names the operator in the way.
@@ -164,7 +164,7 @@ def reasons(named: Sequence[tuple[str, str]]) -> str:
 
 
 def reasons_together(named: Mapping[str, str]) -> str:
-    """Return ``'first', 'second' and 4 more: why; 'other': why``: the names of one reason together."""
+    """Return ``'first', 'second' and 4 more: why; 'other': why``, with names grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, why in named.items():
         by_reason.setdefault(why, []).append(name)
@@ -194,7 +194,7 @@ def _is_cut(node: ir.Node) -> bool:
 
 
 def _carrying(node: ir.Node, index: int) -> list[ir.Value]:
-    """The outputs of a node that the gradient of an input comes from: numbers, or integers that a quantization made of them."""
+    """Return the outputs that pass a gradient to an input: floating-point ones, or integers from a quantization."""
     value = node.inputs[index]
     if value is not None and value.dtype is not None and value.dtype not in FLOATING:
         return list(node.outputs) if may_hold_integers(node, index) else []

@@ -1,4 +1,4 @@
-"""Choosing layers of a model by name."""
+"""Selection of layers by name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHOWN = 8
 
 
 def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kind: str) -> list[ir.Node]:
-    """Return the nodes that a pattern matches, in their order.
+    """Return the nodes that match a pattern, in their order.
 
     Args:
-        nodes: what there is to choose from.
+        nodes: the nodes to choose from.
         patterns: layer or node names, or shell-style patterns over them.
-        option: name of the argument that the patterns came in, for errors.
-        kind: what the nodes are, for errors: ``batch normalization``.
+        option: name of the argument with the patterns, for errors.
+        kind: kind of node, for errors: ``batch normalization``.
 
     Raises:
         ConfigurationError: a pattern matches no node.
@@ -37,18 +37,18 @@ def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kin
 
 
 def listed_layers(nodes: Sequence[ir.Node]) -> str:
-    """The names of layers as a phrase."""
+    """Return the names of layers as a phrase."""
     shown = ", ".join(f"'{layer_name(node)}'" for node in nodes[:SHOWN]) or "none"
     return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
 
 
 def warn_of_bodies(what: str, left: Sequence[ir.Node], why: str) -> None:
-    """Warn of layers in branches or loop bodies that stay as they are, where there are some.
+    """Warn that layers in branches or loop bodies stay unchanged; do nothing if there are none.
 
     Args:
-        what: does not reach them: "quantize".
+        what: the change that does not reach them: "quantize".
         left: these layers.
-        why: why they are left out and what to do, as a clause.
+        why: the reason and the remedy, as a clause.
     """
     if left:
         several = "layers in branches or loop bodies stay" if len(left) > 1 else "layer in a branch or loop body stays"
@@ -57,7 +57,7 @@ def warn_of_bodies(what: str, left: Sequence[ir.Node], why: str) -> None:
 
 
 def nodes_around(graph: ir.Graph) -> dict[ir.Node, ir.Node]:
-    """Return, for each node of a graph and of the bodies in it, the node of the graph itself that it is or that holds it."""
+    """Return, for each node of a graph and its bodies, the top-level node: itself or the one that contains it."""
     around: dict[ir.Node, ir.Node] = {}
     for node in graph:
         around[node] = node

@@ -1,6 +1,6 @@
-"""The planned peak of a graph: how many bytes are alive at once when its nodes run in the graph's order.
+"""The planned peak of a graph: the most bytes alive at once if its nodes run in the graph's order.
 
-It is also told which next values of the state may be written over the present ones, so that a step needs no second buffers.
+Also finds state entries that a step can overwrite with their next values, without second buffers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from burnish.graph.uses import read_by
 from burnish.operators.semantic import semantic_operator
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Standard operators whose output may lie in the memory of their first operand."""
+"""Standard operators whose output may share the memory of their first operand."""
 ELEMENTWISE = frozenset({"Add", "Div", "Identity", "Mul", "Sub", "Where"})
-"""Standard operators that may write over an operand of their output's shape, as ONNX Runtime computes them."""
+"""Standard operators that ONNX Runtime may compute in place if an operand has the shape of the output."""
 
 
 def written_in_place(graph: ir.Graph, updates: Mapping[str, str], elementwise: Collection[str] = ()) -> frozenset[str]:
-    """Return the state entries whose next values a runtime may write over the present ones, whatever order it runs nodes in.
+    """Return the state entries that a runtime may overwrite with their next values, for any order of the nodes.
 
     Args:
-        graph: what is run; it is not to be rewritten afterwards. Its inputs have the names of the state entries that they are.
-        updates: for state entries, the output that is their next value.
+        graph: the graph as it will run, with no later rewrite. Its inputs are named like the state entries.
+        updates: state entry -> the output with its next value.
         elementwise: operators of the domain ``burnish`` that read each element of their operands before they write it.
     """
     present = {value.name: value for value in graph.inputs}
@@ -50,7 +50,7 @@ def written_in_place(graph: ir.Graph, updates: Mapping[str, str], elementwise: C
 
 
 def _ancestors(graph: ir.Graph, place: Mapping[ir.Node, int]) -> dict[ir.Node, int]:
-    """For each node, the bits of those that it waits for."""
+    """For each node, a bit set of the nodes that it waits for."""
     ancestors: dict[ir.Node, int] = {}
     for node in graph:
         bits = 0
@@ -63,7 +63,7 @@ def _ancestors(graph: ir.Graph, place: Mapping[ir.Node, int]) -> dict[ir.Node, i
 
 
 def _readers(graph: ir.Graph) -> dict[ir.Value, set[ir.Node]]:
-    """The nodes that read the memory of each input of the graph: of itself, or of what may lie in it."""
+    """For each graph input, the nodes that read its memory, directly or through a view."""
     origins = {value: value for value in graph.inputs}
     readers: dict[ir.Value, set[ir.Node]] = {}
     for node in graph:
@@ -81,13 +81,13 @@ WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mea
 
 @dataclass(frozen=True)
 class PlannedPeak:
-    """The memory that a graph is planned to need.
+    """The planned memory of a graph.
 
     Attributes:
-        bytes: of everything alive at the worst moment: inputs (the state and the batch) and computed values.
-        inputs: of these, the inputs, which are alive all the time.
-        without_recompute: ``bytes`` of the same graph when nothing is computed a second time.
-        unknown: values whose size could not be told from the extents given; they count as nothing.
+        bytes: everything alive at the peak: inputs (state and batch) and computed values.
+        inputs: the part of ``bytes`` for the inputs, which are always alive.
+        without_recompute: ``bytes`` of the same graph without recomputation.
+        unknown: values of unknown size, which count as 0.
     """
 
     bytes: int
@@ -108,13 +108,13 @@ class Task:
 def planned_peak(
     model: ir.Model, batch: int = 1, extents: Mapping[str, int] | None = None, in_place: Collection[str] = ()
 ) -> PlannedPeak:
-    """Plan a graph in the order of its nodes.
+    """Return the planned peak of a graph for the order of its nodes.
 
     Args:
-        model: its nodes are in an order in which they can run.
-        batch: what the dimension of the samples stands for where it is symbolic.
-        extents: what other symbolic dimensions stand for; 1 where one is not given.
-        in_place: the outputs that are written over inputs, and take no memory of their own.
+        model: a model with its nodes in a valid order.
+        batch: the extent of a symbolic sample dimension.
+        extents: the extents of other symbolic dimensions; 1 by default.
+        in_place: the outputs that overwrite inputs and need no memory of their own.
     """
     graph = model.graph
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
@@ -136,13 +136,19 @@ def planned_peak(
 
 
 def peak_of(tasks: Sequence[Task], sizes: Sequence[int], outputs: Collection[int]) -> int:
-    """Return the most bytes alive at once of what ``tasks`` compute; ``sizes`` by value number, ``outputs`` live to the end."""
+    """Return the most bytes alive at once among the values that ``tasks`` compute.
+
+    Args:
+        tasks: the runs of nodes, in order.
+        sizes: bytes by value number.
+        outputs: the values that live to the end.
+    """
     last: dict[int, int] = {}
     for index, task in enumerate(tasks):
         last.update(dict.fromkeys(task.inputs, index))
     last.update(dict.fromkeys(outputs, len(tasks)))
-    block: dict[int, int] = {}  # value -> the value that its memory was first taken for
-    holders: dict[int, int] = {}  # block -> how many live values are in it
+    block: dict[int, int] = {}  # value -> the first value in the same memory
+    holders: dict[int, int] = {}  # block -> number of live values in it
     alive = peak = 0
     for index, task in enumerate(tasks):
         ending = [value for value in dict.fromkeys(task.inputs) if last[value] == index and value in block]
@@ -171,7 +177,7 @@ def _memory_taken_over(
     holders: Mapping[int, int],
     sizes: Sequence[int],
 ) -> int | None:
-    """The operand whose memory an output is in: because it is the same data, or because nothing else reads it any more."""
+    """Return the operand whose memory an output reuses: a view of it, or one with no later reader."""
     if not task.inputs:
         return None
     if task.node.domain == BURNISH_DOMAIN:
@@ -189,7 +195,7 @@ def _memory_taken_over(
 
 
 def _without_recompute(tasks: Sequence[Task], values: Sequence[ir.Value]) -> Iterator[Task]:
-    """The tasks that are left when what is computed twice is read from the first time."""
+    """Return the tasks without recomputation: later readers use the first result."""
     by_name = {value.name: index for index, value in enumerate(values) if value.name}
     first: dict[int, int] = {}
     moved: dict[int, list[Task]] = {}
@@ -204,7 +210,7 @@ def _without_recompute(tasks: Sequence[Task], values: Sequence[ir.Value]) -> Ite
             continue
         task = Task(task.node, tuple(first.get(value, value) for value in task.inputs), task.outputs)
         if originals:
-            # Its first run was left out, since only the backward reads it: without recomputation it would run there.
+            # Only the backward reads it, so its first run was removed: without recomputation it would run there.
             there = max((position[value] for value in task.inputs if value in position), default=-1)
             moved.setdefault(there, []).append(task)
         else:
@@ -218,7 +224,7 @@ def _without_recompute(tasks: Sequence[Task], values: Sequence[ir.Value]) -> Ite
 
 
 def value_bytes(model: ir.Model, batch: int, extents: Mapping[str, int] | None = None) -> dict[ir.Value, int | None]:
-    """Return the bytes of every input and computed value, None where they cannot be told."""
+    """Return the bytes of every input and computed value; None if unknown."""
     graph = model.graph
     known = _known_extents(graph, batch, extents or {})
     values = [value for value in (*graph.inputs, *(v for node in graph for v in node.outputs)) if value.name]
@@ -253,7 +259,7 @@ def _bytes(value: ir.Value, shape: ir.Shape | None, known: Mapping[str | None, i
 
 
 def _inferred_shapes(model: ir.Model, known: Mapping[str | None, int]) -> dict[str, ir.Shape]:
-    """Infer from known extents the shapes that an inference that met symbolic dimensions had left open."""
+    """Infer, from known extents, the shapes that inference with symbolic dimensions left open."""
     proto = model_proto(model)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:

@@ -1,4 +1,4 @@
-"""What each parameter and integer input of a program is for, told by where it meets the data; neither names nor ranks decide."""
+"""The role of each parameter and integer input, found from the operator where it meets data, not from names or ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from burnish.optim import ParameterInfo, ParameterKind
 from burnish.optim.parameters import Masked
 
 REARRANGES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators whose result holds every element of their first input."""
+"""Operators whose result contains every element of their first input."""
 
 
 def index_range(value: ir.Value) -> tuple[int | None, int | None]:
-    """Return the smallest and largest value that an input of indices may hold, None and None where it is read as something else.
+    """Return the smallest and largest valid value of an index input; (None, None) if it is not only an index.
 
-    A Gather from an axis of n takes -n to n - 1, where -1 is the last, by the standard. Only what every run of the main graph
-    computes counts, not what a branch may read.
+    By the standard, a Gather along an axis of n accepts -n to n - 1 (-1 is the last). Only nodes that every run of the main
+    graph computes count; branches do not.
 
     Raises:
-        ModelError: a Gather along an axis that there is not.
+        ModelError: a Gather along an axis that does not exist.
     """
     extents: set[int] = set()
     pending = [value]
@@ -61,7 +61,7 @@ def _is_integer(value: ir.Value) -> bool:
 
 
 BIAS_OPERANDS: Mapping[str, int] = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "PRelu": 1, "RNN": 3}
-"""The input that is a bias, or the slope of an activation."""
+"""The index of the input that is a bias or the slope of an activation."""
 
 ADDED = frozenset({"Add", "Sub", "Sum"})
 SCALED = frozenset({"Div", "Mul"})
@@ -72,13 +72,13 @@ ELEMENTWISE = frozenset(
 )
 """Operators whose result has the axes of their first operand."""
 BROADCAST = frozenset("Add Div Max Min Mul Sub Sum Where".split())
-"""Operators whose result has the axes of an operand of its shape."""
+"""Operators whose result has the axes of an operand with the same shape."""
 RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 PARTS = frozenset({"Concat", "Pad", "Slice", "Split"})
-"""Operators that join, cut or lengthen what they read along an axis, and keep what the axes are."""
+"""Operators that join, cut or extend their operands along an axis and keep the meaning of the axes."""
 
 Axes = tuple[int | None, ...]
-"""Which axis of a parameter each axis of a value is; None for an axis that it has not."""
+"""For each axis of a value, the matching axis of a parameter; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class _Origin:
     """A parameter that a value is computed from.
 
     Attributes:
-        name: of the parameter.
-        axes: which of its axes those of the value are; None where they are others.
-        reshaped: where a Reshape mixed them, the shape and the axes before it, which another Reshape may restore.
-        contracted: the axis along which a product with another parameter sums.
-        masked: as ``ParameterInfo`` has it.
+        name: name of the parameter.
+        axes: the parameter's axis for each axis of the value; None if unknown.
+        reshaped: the shape and axes before a Reshape that mixed them; another Reshape may restore them.
+        contracted: the axis that a product with another parameter sums over.
+        masked: see ``ParameterInfo``.
     """
 
     name: str
@@ -102,13 +102,13 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where a parameter meets data.
+    """The operator where a parameter meets data.
 
     Attributes:
         node: the operator.
-        operand: which of its inputs; -1 for a value that its body returns.
-        origin: what of the parameter that input is.
-        depth: of the node, or of that whose body it stands in.
+        operand: index of its input; -1 for a value that its body returns.
+        origin: the relation of that input to the parameter.
+        depth: depth of the node, or of the node whose body contains it.
     """
 
     node: ir.Node
@@ -118,17 +118,17 @@ class _Meeting:
 
 
 def parameter_infos(graphs: Iterable[ir.Graph], parameters: Iterable[ParameterInfo]) -> dict[str, ParameterInfo]:
-    """Find out what parameters are for.
+    """Return the roles of parameters.
 
-    A parameter is followed through whatever is computed from parameters and constants alone, such as a transposition, a mask, a
-    quantization or the norm of weight normalization, up to the first operator that also reads data, in bodies too.
+    A parameter is followed through nodes that read only parameters and constants (a transposition, a mask, a quantization, the
+    norm in weight normalization) to the first operator that also reads data, in bodies too.
 
     Args:
-        graphs: graphs in which the parameters are inputs ``param/<initializer>``; the first that reads a parameter decides.
+        graphs: graphs with the parameters as inputs ``param/<initializer>``; the first that reads a parameter decides.
         parameters: names, shapes and dtypes.
 
     Returns:
-        What is known of each, by name.
+        The completed information, by name.
     """
     meetings: dict[str, _Meeting] = {}
     for graph in graphs:
@@ -145,10 +145,10 @@ def _with_role(info: ParameterInfo, meeting: _Meeting | None) -> ParameterInfo:
 
 
 class _Walk:
-    """A walk over a graph and the bodies in it, in its order.
+    """A walk over a graph and its bodies, in order.
 
     Attributes:
-        meetings: for each parameter the first operator in which it meets data.
+        meetings: for each parameter, the first operator where it meets data.
     """
 
     def __init__(self, graph: ir.Graph):
@@ -178,7 +178,7 @@ class _Walk:
             for body in bodies(node):
                 self._depths |= dict.fromkeys(body.inputs, depth)
                 inside = self._visit(body) | inside
-            # Of several ways from a parameter to this node, such as the norm of a weight beside it, one that keeps the axes.
+            # If a parameter reaches this node in several ways (a weight and its norm), prefer one that keeps the axes.
             for index, origin in sorted(read, key=lambda each: each[1].axes is None):
                 met = inside.get(origin.name) if index == -1 else None
                 meeting = _Meeting(node, index, origin, depth) if met is None else replace(met, depth=depth)
@@ -187,7 +187,7 @@ class _Walk:
         return meetings
 
     def _behind(self, node: ir.Node, index: int, origin: _Origin) -> _Origin:
-        """What of a parameter the outputs of a node are that reads it as this input."""
+        """Return the relation of a node's outputs to a parameter that it reads as this input."""
         lost = replace(origin, axes=None, reshaped=None)
         value = node.inputs[index] if index >= 0 else None
         shape, following = (None if each is None else static_shape(each) for each in (value, node.outputs[0]))
@@ -216,7 +216,7 @@ class _Walk:
         return lost
 
     def _masked(self, node: ir.Node, index: int, origin: _Origin, shape: tuple[int, ...]) -> Masked:
-        """Whether numbers multiply a parameter one by one, zeros perhaps among them."""
+        """Return the kind of an elementwise product with a parameter that may contain zeros."""
         mark = PruningMark.of(node)
         if mark is not None:
             return "changing" if mark.changes else "fixed"
@@ -227,13 +227,13 @@ class _Walk:
 
 
 def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
-    """The values that a node reads by input, and those that the bodies of its attributes read from around it, as input -1."""
+    """Yield the inputs of a node with their indices, then the values that its bodies capture, with index -1."""
     yield from ((index, value) for index, value in enumerate(node.inputs) if value is not None)
     yield from ((-1, value) for value in captured_by(node))
 
 
 def _reshaped(origin: _Origin, shape: tuple[int, ...], following: tuple[int, ...]) -> _Origin:
-    """What of a parameter a value is after a Reshape from one shape to another."""
+    """Return the origin of a value after a Reshape from one shape to another."""
     if origin.axes is None:
         if origin.reshaped is not None and origin.reshaped[0] == following:
             return replace(origin, axes=origin.reshaped[1], reshaped=None)
@@ -246,7 +246,7 @@ def _reshaped(origin: _Origin, shape: tuple[int, ...], following: tuple[int, ...
 
 
 def _kind(node: ir.Node, operand: int, shape: tuple[int, ...]) -> ParameterKind:
-    """What a parameter of this shape is that, or something computed from it, is this input of an operator that reads data."""
+    """Return the role of a parameter of this shape if it, or a value computed from it, is this input of an operator on data."""
     operator = node.op_type
     is_per_channel = math.prod(shape) == max(shape, default=1)
     if operator.endswith("Normalization"):
@@ -261,13 +261,13 @@ def _kind(node: ir.Node, operand: int, shape: tuple[int, ...]) -> ParameterKind:
 
 
 def _makes_layer(node: ir.Node, operand: int, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter makes the operator that it meets data in a layer, by which depth is counted."""
+    """True if a parameter makes its operator a layer, which counts towards the depth."""
     kind = _kind(node, operand, shape)
     return kind is ParameterKind.WEIGHT or (kind is ParameterKind.EMBEDDING and node.op_type == "Gather")
 
 
 def _input_axes(meeting: _Meeting) -> tuple[int, ...]:
-    """The axes of a weight that an output sums over; none where the operator is not one of those that say so."""
+    """Return the axes of a weight that an output sums over; empty if the operator is not covered."""
     axes, node = meeting.origin.axes, meeting.node
     if axes is None or len(axes) < 2:
         return ()
@@ -293,12 +293,12 @@ def _input_axes(meeting: _Meeting) -> tuple[int, ...]:
         case _:
             return ()
     known = tuple(sorted(axis for axis in summed if axis is not None))
-    # Of a matrix that makes a weight together with another one, and has none of its inputs: what the two sum over.
+    # Two matrices may form the weight; one without input axes gets the axis that their product sums over.
     return known or (() if meeting.origin.contracted is None else (meeting.origin.contracted,))
 
 
 def _summed_by(equation: str, operand: int, axes: Axes) -> Axes:
-    """The axes of an operand of an Einsum that its result has not."""
+    """Return the axes of an Einsum operand that are absent from the result."""
     terms, _, result = equation.replace(" ", "").partition("->")
     letters = terms.split(",")[operand] if operand >= 0 else ""
     if not result or len(letters) != len(axes) or not letters.isalpha():

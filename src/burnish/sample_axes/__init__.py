@@ -1,9 +1,8 @@
-"""Where the samples of a batch stand in the values of a model's graph: data sets, predictions and workers need to know.
+"""The sample axes of the values in a model's graph, for data sets, predictions and workers.
 
-``find_sample_axes`` marks the inputs, ``result_axes`` tells it of outputs. ``Analysis`` follows axes through the graph, by
-``axes`` in the record of each operator; ``numbered`` says what the numbers that are drawn for a value are drawn for;
-``mixing_nodes`` gives the nodes that work along samples. Nothing is emitted here; what is made of it is in ``burnish.modes``,
-``burnish.compiler`` and ``burnish.distributed``.
+``find_sample_axes`` marks the inputs; ``result_axes`` gives the axes of outputs. ``Analysis`` follows axes through the graph
+with the ``axes`` rule of each operator; ``numbered`` describes the rows of random draws; ``mixing_nodes`` finds nodes that
+mix samples. Nothing is emitted here: ``burnish.modes``, ``burnish.compiler`` and ``burnish.distributed`` use the results.
 """
 
 from burnish.sample_axes.input_axes import AskedAxes, ask_sample_axes, find_sample_axes, result_axes

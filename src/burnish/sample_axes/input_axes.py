@@ -1,4 +1,4 @@
-"""Which axis of each input and output of a model holds samples: as the user says, by names, and by what the nodes do."""
+"""The sample axis of each input and output of a model, from the user, from names, or from the nodes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from burnish.settings import suggestion
 from burnish.validation import is_whole
 
 AskedAxes = int | Mapping[str, int | None] | None
-"""An axis for all inputs, or the axis of each by its name, None for an input without samples; None: the model tells."""
+"""An axis for all inputs, or an axis by input name (None: no samples). If None, the model decides."""
 
 _BATCH = re.compile(r"^\w*batch\w*$|^bs$", re.IGNORECASE)
 _TIME = re.compile(r"seq|time|len|step|^t$|^l$", re.IGNORECASE)
 _LETTER = re.compile(r"^[bn]$", re.IGNORECASE)
 _OF_SEQUENCES = (*RECURRENT, "Scan", "Softmax", "Attention")
 _STATES = (5, 6)
-"""The operands of a recurrent layer that are the states which it begins with."""
+"""The operands of a recurrent layer with its initial states."""
 
 
 def ask_sample_axes(graph: ir.Graph, asked: AskedAxes) -> bool:
-    """Mark the inputs of a graph, in place, as the user says; return whether anything is said.
+    """Mark the sample axes that the user gave on the inputs of a graph, in place; return True if any were given.
 
     Raises:
         ConfigurationError: no such input, or no such axis.
@@ -63,14 +63,14 @@ def ask_sample_axes(graph: ir.Graph, asked: AskedAxes) -> bool:
 
 
 def find_sample_axes(graph: ir.Graph) -> None:
-    """Mark, in place, the inputs of a model that have samples along another axis than the first, or none.
+    """Mark, in place, the inputs of a model that have no samples or have them along another axis than the first.
 
-    What is marked stays. Else an axis is that of samples by its name (``batch``), or as it has the symbol of one. Where no name
-    tells, it is the first, unless nodes work along that (a recurrent layer, attention, a sum): then it is the one that they leave
-    apart and that every output has.
+    Existing marks stay. Otherwise an axis holds samples because of its name (``batch``) or because it shares its symbol with one
+    that does. If no name decides, it is the first axis, unless nodes work along it (a recurrent layer, attention, a sum): then it
+    is the axis that no node mixes and every output has.
 
     Args:
-        graph: of a canonical model.
+        graph: the graph of a canonical model.
 
     Raises:
         ConfigurationError: nodes work along the first axis, and several others may hold the samples.
@@ -98,13 +98,13 @@ def find_sample_axes(graph: ir.Graph) -> None:
 
 
 def result_axes(graph: ir.Graph, results: Iterable[ir.Value]) -> dict[str, int | None]:
-    """Return along which axis each result of a model has its samples; None for one that has none.
+    """Return the sample axis of each result of a model; None if it has no samples.
 
-    Where that cannot be told, it is an axis with the symbol of the samples, else the first.
+    If the nodes do not decide, it is an axis with the symbol of the samples, otherwise the first.
 
     Args:
-        graph: of a canonical model whose inputs are marked.
-        results: values of it.
+        graph: the graph of a canonical model with marked inputs.
+        results: values of the graph.
     """
     analysis = Analysis(graph, [value.name or "" for value in graph.inputs])
     inputs = {value.name or "": value for value in graph.inputs}
@@ -128,13 +128,13 @@ def _axis_of(value: ir.Value, analysis: Analysis, symbols: Collection[str]) -> i
 
 
 def _names_in_file(value: ir.Value) -> Extents:
-    """The extents of an input, those that the file does not name without the names that they were given since."""
+    """Return the extents of an input as in the file, without names added since."""
     unnamed = UNNAMED_AXES.get(value) or ()
     return [None if axis in unnamed else extent for axis, extent in enumerate(extents_of(value))]
 
 
 def _named(extents: Extents) -> int | None:
-    """The axis that is called as one of samples is."""
+    """Return the axis with a name for samples."""
     first = extents[0]
     if isinstance(first, str) and OF_SAMPLES.search(first):
         return 0
@@ -147,7 +147,7 @@ def _named(extents: Extents) -> int | None:
 
 
 def _beside(values: Mapping[str, ir.Value], known: Mapping[str, int | None], first: str) -> dict[str, int | None]:
-    """The axes of all inputs, where those of some are known, ``first`` among them."""
+    """Return the axes of all inputs, given the known axes of some, including ``first``."""
     shapes = {name: extents_of(value) for name, value in values.items()}
     symbols = {shapes[name][axis] for name, axis in known.items() if axis is not None}
     others = {
@@ -170,13 +170,13 @@ def _beside(values: Mapping[str, ir.Value], known: Mapping[str, int | None], fir
 
 
 def _like(value: ir.Value, first: Extents, axis: int, others: Collection[str]) -> int | None:
-    """The axis of an input that holds samples, where another holds them along ``axis``, whose symbol this one does not have.
+    """Return the sample axis of an input without the symbol of the samples, by comparison with another input.
 
     Args:
         value: the input.
-        first: the extents of the other.
-        axis: of the other.
-        others: symbols that are of something else than samples.
+        first: the extents of the other input.
+        axis: the sample axis of the other input.
+        others: symbols that are not for samples.
     """
     extents, extent = extents_of(value), first[axis]
     if len(extents) > 1 and extents[1] == extent and _is_recurrent_state(value):
@@ -193,7 +193,7 @@ def _like(value: ir.Value, first: Extents, axis: int, others: Collection[str]) -
 
 
 def _is_recurrent_state(value: ir.Value) -> bool:
-    """Whether an input is the state that a recurrent layer begins with, ``[directions, batch, hidden]``."""
+    """True if an input is the initial state of a recurrent layer, ``[directions, batch, hidden]``."""
     return any(
         node.domain == "" and node.op_type in RECURRENT and index in _STATES and not attribute_value(node, "layout", 0)
         for node, index in value.uses()
@@ -203,10 +203,10 @@ def _is_recurrent_state(value: ir.Value) -> bool:
 def _by_structure(
     graph: ir.Graph, values: Mapping[str, ir.Value], found: dict[str, int | None], first: str
 ) -> dict[str, int | None]:
-    """The axes of the inputs by what the nodes do, where ``found`` takes the first axis for that of samples and no name tells."""
+    """Return the axes of the inputs by the work of the nodes, if no name decides and ``found`` assumes the first axis."""
     extents = extents_of(values[first])
     is_open = [not isinstance(extent, int) for extent in extents]
-    # An axis of a fixed extent is one of features, or in second place one of samples, of which the file takes so many at once.
+    # A fixed extent means features, or in second place a fixed number of samples per batch.
     has_second = len(extents) > 2 and extents[0] != 1
     if not has_second and not any(is_open[1:]):
         return found
@@ -231,7 +231,7 @@ def _by_structure(
 
 
 def _works_along(graph: ir.Graph, axes: Mapping[str, int | None]) -> tuple[str, bool]:
-    """Why samples do not stand along these axes of the inputs, empty where they may; and whether a sequence does."""
+    """Return why these axes cannot hold samples, empty if they can; and True if they hold a sequence."""
     analysis, outputs = Analysis(graph, [*axes], axes), list(graph.outputs)
     is_sequence = any(each.node.op_type in _OF_SEQUENCES for each in mixing_in(analysis, graph, None, [*axes]))
     mixing = mixing_in(analysis, graph, outputs, [*axes])
@@ -243,7 +243,7 @@ def _works_along(graph: ir.Graph, axes: Mapping[str, int | None]) -> tuple[str, 
 
 
 def _keeps_apart(graph: ir.Graph, axes: Mapping[str, int | None]) -> bool:
-    """Whether every output that hangs on the inputs has samples along one axis, and no node works along them."""
+    """True if every output that depends on the inputs has one sample axis, and no node works along it."""
     analysis, outputs = Analysis(graph, [*axes], axes), list(graph.outputs)
     for value in outputs:
         layout = analysis.layout(value)

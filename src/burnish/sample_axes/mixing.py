@@ -1,7 +1,7 @@
-"""Nodes that work along the axis of the samples, so that what a model computes of one sample depends on the others of its batch.
+"""Nodes that work along the sample axis, so that results for one sample depend on the others of its batch.
 
-A Softmax along axis 0, a recurrent layer or attention that takes the first axis for time, a mean of everything, samples that a
-Reshape puts into one sequence: a program runs with each of them, and its loss falls, too.
+Examples: a Softmax along axis 0, a recurrent layer or attention that takes the first axis for time, a mean of everything, a
+Reshape that joins samples into one sequence. A program with such a node runs and its loss falls, so nobody notices.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Mixing:
 
     Attributes:
         node: the node.
-        input: the name of the input that these samples are of.
-        axis: of that input, along which they stand.
+        input: name of the input with these samples.
+        axis: sample axis of that input.
     """
 
     node: ir.Node
@@ -41,14 +41,14 @@ class Mixing:
 
 
 def mixing_nodes(graph: ir.Graph, outputs: Collection[ir.Value]) -> list[Mixing]:
-    """Return the nodes that work along the axis of samples, of those that outputs with a row for each sample come from.
+    """Return the nodes that mix samples on the way to outputs with a row for each sample.
 
-    Only where the model says which axis of an input is that of samples: by a mark, by the name of the extent, or as the only one
-    that is open. Of a sequence, a cloud of points or a graph it is another.
+    Covers only inputs with a certain sample axis: by a mark, by the name of the extent, or as the only open axis. Open axes may
+    otherwise be those of a sequence, a point cloud or a graph.
 
     Args:
-        graph: of a model, of standard operators; in order. Its inputs are a batch.
-        outputs: values of it.
+        graph: the graph of a model with standard operators, in order. Its inputs are a batch.
+        outputs: values of the graph.
     """
     certain = {value.name or "" for value in graph.inputs if _names_samples(value, graph)}
     if not certain:
@@ -58,7 +58,7 @@ def mixing_nodes(graph: ir.Graph, outputs: Collection[ir.Value]) -> list[Mixing]
 
 
 def mixing_in(analysis: Analysis, graph: ir.Graph, outputs: Collection[ir.Value] | None, inputs: Collection[str]) -> list[Mixing]:
-    """Return the same of a graph that was analysed, for the samples of some inputs alone; without outputs, of all nodes."""
+    """Return the nodes of an analysed graph that mix the samples of some inputs; all such nodes if ``outputs`` is None."""
     known = {key: name for key, name in analysis.counted.items() if name in inputs}
     for node in graph:
         known.update(_cut_apart(node, analysis, known))
@@ -81,7 +81,7 @@ def mixing_in(analysis: Analysis, graph: ir.Graph, outputs: Collection[ir.Value]
 
 
 def _of_its_own_input(mixing: Mixing, graph: ir.Graph, analysis: Analysis) -> Mixing:
-    """Name, of the inputs that have the same samples, the first that the node reads something of."""
+    """Replace the named input by the first one with the same samples that the node depends on."""
     before = ancestors_of(mixing.node.outputs[0])
     values = {value.name or "": value for value in graph.inputs}
     samples = {name: (analysis.layout(values[name]).axes or ())[axis] for name, axis in analysis.axes.items() if axis is not None}
@@ -92,7 +92,7 @@ def _of_its_own_input(mixing: Mixing, graph: ir.Graph, analysis: Analysis) -> Mi
 
 
 def _names_samples(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether an axis of an input is certainly that of samples, and open."""
+    """True if an axis of an input is open and certainly holds samples."""
     if value.shape is None or not len(value.shape):
         return False
     axis = marked_sample_axis(value)
@@ -110,7 +110,7 @@ def _names_samples(value: ir.Value, graph: ir.Graph) -> bool:
 
 
 def _floating_before(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """Return the nodes that values come from by way of floating-point values alone."""
+    """Return the nodes that values depend on through floating-point values only."""
     seen: set[ir.Node] = set()
     pending = [value.producer() for value in values]
     while pending:
@@ -123,9 +123,9 @@ def _floating_before(values: Sequence[ir.Value]) -> set[ir.Node]:
 
 
 def _cut_apart(node: ir.Node, analysis: Analysis, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the axes of a Reshape that cuts the samples into a fixed number of parts, of which each holds pieces of several.
+    """Return the axes of a Reshape that cuts the samples into a fixed number of parts with pieces of several samples each.
 
-    It was perhaps taken for a transposition: ``x.view(steps, -1, features)`` of ``x [batch, steps, features]``.
+    Perhaps the author meant a transposition: ``x.view(steps, -1, features)`` of ``x [batch, steps, features]``.
     """
     if node.op_type != "Reshape" or node.domain != "" or node.inputs[0] is None or node.inputs[1] is None:
         return {}
@@ -141,7 +141,7 @@ def _cut_apart(node: ir.Node, analysis: Analysis, known: Mapping[str, str]) -> d
 
 
 def _samples_in(axes: Sequence[Axis], known: Mapping[str, str]) -> str | None:
-    """Return the input whose samples stand along one of the axes, and are not all alike there; None where there is none."""
+    """Return the input with samples along one of the axes, if they differ along it; otherwise None."""
     for axis in axes:
         for factor in axis:
             if isinstance(factor, Factor) and factor.key in known and not factor.is_uniform:

@@ -1,7 +1,7 @@
-"""Where samples stand in every value of a model's graph: along which axis, and among how many places of it.
+"""The position of samples in every value of a model's graph: along which axis, and how many places each sample has.
 
-It is told from the inputs on, operator after operator: what each does with the axes of its operands is in its record. An axis
-is *lost* where an operator mixes samples, or puts them in another order, or is not known here; what is lost says by what.
+The analysis goes from the inputs on, with the ``axes`` rule in each operator's record. An axis is *lost* if an operator mixes
+samples, reorders them, or is unknown here; a lost axis carries the reason.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Analysis:
     """The layouts of the values of a graph.
 
     Args:
-        graph: of a model, of standard operators; in order.
-        data: the names of those of its inputs that are a batch. The others, parameters for example, are the same for every batch.
-        axes: of them that samples stand along, None for an input without samples; by default as they are marked.
+        graph: the graph of a model with standard operators, in order.
+        data: names of the inputs that are a batch. The other inputs, such as parameters, are the same for every batch.
+        axes: sample axis by input, None for an input without samples; the marks by default.
 
     Attributes:
-        axes: as they were given, or are marked.
-        counted: for the key of each factor that is a number of samples, the first input with such samples.
+        axes: sample axis by input, as given or marked.
+        counted: key of each factor that is a number of samples -> the first input with these samples.
     """
 
     def __init__(self, graph: ir.Graph, data: Collection[str], axes: Mapping[str, int | None] | None = None):
@@ -66,22 +66,22 @@ class Analysis:
         self.follow(graph)
 
     def layout(self, value: ir.Value) -> Layout:
-        """What is known of a value."""
+        """Return the layout of a value."""
         known = self._layouts.get(value)
         if known is None:
             known = self._layouts[value] = _of_constant(value)
         return known
 
     def assume(self, value: ir.Value, layout: Layout) -> None:
-        """Take what is known of an input of a body for given."""
+        """Set the layout of an input of a body."""
         self._layouts[value] = layout
 
     def key(self, node: ir.Node) -> str:
-        """The same for a node each time, and another for each."""
+        """Return a key that is unique to a node."""
         return self._keys.setdefault(node, f"node {len(self._keys)}")
 
     def follow(self, graph: ir.Graph) -> None:
-        """Find out the layouts of all values of a graph, the main one or a body, in its order."""
+        """Compute the layouts of all values of a graph, the main one or a body, in its order."""
         for node in graph:
             if node.op_type == "Constant" and node.domain == "":
                 self._layouts[node.outputs[0]] = _of_constant(node.outputs[0])
@@ -109,7 +109,7 @@ class Analysis:
         return results
 
     def _as_declared(self, told: Layout, output: ir.Value, key: str) -> Layout:
-        """What was told of a result beside the extents that shape inference found; lost where the two contradict each other."""
+        """Combine the layout of a result with the extents from shape inference; lost if the two contradict each other."""
         if output.shape is None:
             return told
         declared = [extent if isinstance(extent, int) else None for extent in output.shape.dims]
@@ -133,7 +133,7 @@ class Analysis:
         if extent is None:
             return axis
         if extent == 1 and has(axis, Kind.LOST) and not self._fixes_samples:
-            return ()  # where a batch may have any size, its samples are not in a single place
+            return ()  # the batch may have any size, so samples cannot be in a single place
         integer = Number.of(axis).integer
         if is_fixed(axis) and integer in (None, extent):
             return (extent,) if extent != 1 else ()
@@ -171,21 +171,21 @@ def _of_extent(extent: int | str | None, symbols: Mapping[str, Factor]) -> Axis:
 
 
 def _declared(value: ir.Value, key: str) -> Axes | None:
-    """The axes of a value that does not depend on the batch; None where its rank is not known."""
+    """Return the axes of a value that does not depend on the batch; None if its rank is unknown."""
     if value.shape is None:
         return None
     return tuple(_fixed(extent, f"{key} axis {axis}") for axis, extent in enumerate(value.shape.dims))
 
 
 def _fixed(extent: int | ir.SymbolicDim, key: str) -> Axis:
-    """An axis that is the same for every batch."""
+    """Return an axis that is the same for every batch."""
     if isinstance(extent, int):
         return () if extent == 1 else (extent,)
     return (Factor(key, Kind.FIXED),)
 
 
 def _of_constant(value: ir.Value) -> Layout:
-    """A constant, or an initializer; of anything else nothing is known."""
+    """Return the layout of a constant or an initializer; unknown for anything else."""
     numbers, producer = small_numbers(value), value.producer()
     if numbers is None and not value.is_initializer() and (producer is None or producer.op_type != "Constant"):
         return Layout(None, reason=f"the value '{value.name}' is computed elsewhere")
@@ -193,11 +193,11 @@ def _of_constant(value: ir.Value) -> Layout:
 
 
 def sample_inputs(inputs: Mapping[str, Extents]) -> list[str]:
-    """Return the names of the inputs whose first axis is that of samples; by the first of them a worker's samples are counted.
+    """Return the names of the inputs with samples along the first axis; the first one gives a worker's number of samples.
 
-    A symbolic first axis is one of samples, unless other inputs that begin with a symbol have it further on: positions ``[time]``
-    beside tokens ``[batch, time]``. Of a model without symbolic first axes the inputs with the first extent of the first input
-    are those of samples.
+    A symbolic first axis holds samples, unless other inputs that begin with a symbol have the same symbol at a later axis:
+    positions ``[time]`` next to tokens ``[batch, time]``. If no first axis is symbolic, the inputs with the first extent of the
+    first input hold samples.
 
     Args:
         inputs: the extents of the model's inputs, by name; a string is a symbol, None an extent without one.
@@ -212,10 +212,10 @@ def sample_inputs(inputs: Mapping[str, Extents]) -> list[str]:
 
 
 def input_axes(inputs: Iterable[ir.Value]) -> dict[str, int | None]:
-    """Return the axis of samples of each input whose rank is known; None for one without samples.
+    """Return the sample axis of each input of known rank; None for an input without samples.
 
     Args:
-        inputs: of a graph, that are a batch.
+        inputs: the graph inputs that are a batch.
     """
     values = {value.name or "": value for value in inputs if value.shape is not None}
     marked = {name: marked_sample_axis(value) for name, value in values.items() if has_sample_axis_mark(value)}
@@ -224,18 +224,18 @@ def input_axes(inputs: Iterable[ir.Value]) -> dict[str, int | None]:
 
 
 def extents_of(value: ir.Value) -> list[int | str | None]:
-    """Return the extents of a value whose rank is known: numbers, symbols, and None for one without a symbol."""
+    """Return the extents of a value of known rank: numbers, symbols, and None for an extent without a symbol."""
     assert value.shape is not None
     return [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
 
 
 def moved_inputs(graph: ir.Graph) -> dict[str, int]:
-    """Return the inputs of a graph that have their samples along another axis than the first, each with that axis."""
+    """Return the inputs of a graph with samples along another axis than the first: name -> axis."""
     return {name: axis for name, axis in input_axes(graph.inputs).items() if axis}
 
 
 def numbered(analysis: Analysis, value: ir.Value) -> Numbered:
-    """Return what rows and columns number of what is drawn for a value of the graph that was analysed."""
+    """Return the sample layouts of the rows and columns of a random draw for a value of the analysed graph."""
     layout = analysis.layout(value)
     if layout.axes is None:
         return Numbered(*[Places(problem=layout.reason)] * 2)
@@ -249,7 +249,7 @@ def numbered(analysis: Analysis, value: ir.Value) -> Numbered:
 
 
 def _problem(factors: Axis) -> str:
-    """Why workers cannot tell their samples apart; empty where they can."""
+    """Return why workers cannot separate their samples; empty if they can."""
     lost = next((factor for factor in factors if isinstance(factor, Factor) and factor.kind is Kind.LOST), None)
     if lost is not None:
         return lost.reason

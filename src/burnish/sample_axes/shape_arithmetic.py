@@ -1,4 +1,4 @@
-"""Arithmetic on shapes: the elements of small lists of integers, as products of extents."""
+"""Arithmetic on shapes: the elements of small integer lists, as products of extents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def expand(call: Call) -> Numbers | None:
 
 
 def _elementwise(compute: Callable[..., Number | None]) -> Callable[[Call], Numbers | None]:
-    """What a result is for each place; made up where ``compute`` does not know."""
+    """Return an elementwise rule; an element that ``compute`` cannot give becomes a new unknown."""
 
     def rule(call: Call) -> Numbers | None:
         if any(call.layout(index).numbers is None for index in range(len(call))):
@@ -125,7 +125,7 @@ def _subtracted(left: Number, right: Number) -> Number | None:
 
 
 def _equal(left: Number, right: Number) -> Number | None:
-    """Extents are not negative, and may be equal where they are called by different names."""
+    """Compare extents, which are not negative; different names may have equal extents."""
     if left == right:
         return Number(1)
     if not left.factors and not right.factors:
@@ -181,4 +181,4 @@ NUMBERS: dict[str, NumbersRule] = {
     "Expand": expand,
     **{name: _elementwise(compute) for name, compute in ARITHMETIC.items()},
 }
-"""What tells the elements of a small result; None where they are not known."""
+"""The rule for the elements of a small result, by operator; a rule returns None if they are unknown."""
