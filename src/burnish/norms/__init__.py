@@ -1,7 +1,7 @@
-"""What each batch normalization layer does during training: policies, what they ask of a batch, and how statistics move on.
+"""Training behaviour of batch normalization layers: policies, their requirements on a batch, and the next running statistics.
 
-The mathematics of the layers is in ``burnish.operators.normalization``; a policy is put into a graph by ``burnish.modes``.
-What is done to the layers of a model, such as conversion, is in ``burnish.surgery``.
+The mathematics of the layers is in ``burnish.operators.normalization``; ``burnish.modes`` puts a policy into a graph.
+``burnish.surgery`` changes the layers of a model, for example by conversion.
 """
 
 from burnish.norms.policies import (

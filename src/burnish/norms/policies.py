@@ -1,7 +1,7 @@
-"""Normalization policies: how each batch normalization layer behaves during training, chosen by pattern.
+"""Normalization policies: the behaviour of each batch normalization layer during training, chosen by pattern.
 
-A policy is text, ``name`` or ``name:settings``, or an object of one of the classes here; both say the same, and ``str(policy)``
-is the text. Settings are separated by commas: ``ghost:32``, ``train:momentum=cumulative``, ``renorm:r_max=2,d_max=3``.
+A policy is text, ``name`` or ``name:settings``, or an object of a class in this module; ``str(policy)`` is the text. Commas
+separate settings: ``ghost:32``, ``train:momentum=cumulative``, ``renorm:r_max=2,d_max=3``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CUMULATIVE: Literal["cumulative"] = "cumulative"
 
 @dataclass(frozen=True)
 class NormPolicy(PlainSettings):
-    """What a batch normalization layer does in the training graph. Evaluation always uses the running statistics."""
+    """The behaviour of a batch normalization layer in the training graph. Evaluation always uses the running statistics."""
 
     name: ClassVar[str]
 
@@ -34,7 +34,7 @@ class NormPolicy(PlainSettings):
         return f"norm: {self.name}"
 
     def settings(self) -> str:
-        """The settings that are not the default ones, as text."""
+        """Return the settings that differ from their defaults, as text."""
         given = {setting.name: (getattr(self, setting.name), setting.default) for setting in fields(self)}
         return ",".join(f"{name}={_text(value)}" for name, (value, default) in given.items() if value != default)
 
@@ -45,9 +45,9 @@ class NormPolicy(PlainSettings):
 
 @dataclass(frozen=True)
 class Auto(NormPolicy):
-    """``auto``: ``train``, but ``frozen`` where none of the layer's parameters trains, so that frozen layers stay what they were.
+    """``auto``: ``train``, but ``frozen`` if none of the layer's parameters trains, so that frozen layers do not change.
 
-    A layer without parameters of its own is frozen where nothing before it trains, and something of the model does not.
+    A layer without parameters is frozen if nothing before it trains, while some part of the model does not train.
     """
 
     name: ClassVar[str] = "auto"
@@ -58,7 +58,7 @@ class Frozen(NormPolicy):
     """``frozen``: normalizes with the running statistics, which never change.
 
     Args:
-        affine: whether scale and bias train; as text, ``frozen`` is True and ``frozen:all`` is False.
+        affine: True to train scale and bias; as text, ``frozen`` is True and ``frozen:all`` is False.
     """
 
     name: ClassVar[str] = "frozen"
@@ -73,11 +73,12 @@ class BatchStatistics(NormPolicy):
     """A policy that normalizes with statistics of the batch and updates the running ones.
 
     Args:
-        momentum: what a step retains of the running statistics, in [0, 1]: ``running * momentum + batch * (1 - momentum)``;
-            PyTorch's momentum is 1 minus it. ``cumulative``: the average over all updates, PyTorch's momentum None; the first
-            step then replaces the statistics that the model came with. None: what the model's layer says.
-        seen: with ``cumulative``, how many batches the statistics that the model came with are the average of: the next one
-            enters with a weight of 1 / (seen + 1). A PyTorch module says so itself (``num_batches_tracked``).
+        momentum: share of the running statistics that a step keeps, in [0, 1]:
+            ``running * momentum + batch * (1 - momentum)``; PyTorch's momentum is 1 minus it. ``cumulative``: the average over
+            all updates (PyTorch's momentum None); the first step then replaces the model's statistics. None: the value in the
+            model's layer.
+        seen: with ``cumulative``, the number of batches in the model's statistics: the next batch has weight 1 / (seen + 1).
+            A PyTorch module stores it as ``num_batches_tracked``.
     """
 
     momentum: float | Literal["cumulative"] | None = field(default=None, kw_only=True)
@@ -110,7 +111,7 @@ class Sync(BatchStatistics):
     """``sync``: statistics of the batch over all workers; with one worker the same as ``train``.
 
     Args:
-        group: over groups of this many workers, consecutive ranks: as text, ``sync:4``. None: over all.
+        group: number of workers with consecutive ranks that share statistics: as text, ``sync:4``. None: all workers.
     """
 
     name: ClassVar[str] = "sync"
@@ -129,9 +130,9 @@ class Sync(BatchStatistics):
 
 @dataclass(frozen=True)
 class Local(BatchStatistics):
-    """``local``: each worker by the statistics of its own part of the batch; with one worker the same as ``train``.
+    """``local``: each worker uses the statistics of its own part of the batch; with one worker the same as ``train``.
 
-    The running statistics move on by the average of the workers' statistics, weighted by their numbers of elements.
+    The running statistics are updated with the average of the workers' statistics, weighted by their numbers of elements.
     """
 
     name: ClassVar[str] = "local"
@@ -141,7 +142,7 @@ class Local(BatchStatistics):
 class Ghost(BatchStatistics):
     """``ghost:<size>``: statistics over groups of ``size`` consecutive samples (Hoffer, Hubara and Soudry 2017).
 
-    A step updates the running statistics once, with the mean over the groups of their means and of their variances.
+    A step updates the running statistics once, with the means of the groups' means and variances.
 
     Args:
         size: samples in a group; the batch must be a multiple of it.
@@ -165,9 +166,9 @@ class Ghost(BatchStatistics):
 class Renorm(BatchStatistics):
     """``renorm``: batch renormalization, statistics of the batch corrected toward the running ones (Ioffe 2017, algorithm 1).
 
-    The correction r lies in [1 / r_max, r_max] and d in [-d_max, d_max]. Up to step ``start`` the bounds are 1 and 0, which is
-    ``train``; from there they grow linearly, to be full at ``r_max_step`` and ``d_max_step``. With ``start`` and the step of a
-    bound both 0, it is full from the first step.
+    The correction r is in [1 / r_max, r_max] and d in [-d_max, d_max]. Up to step ``start`` the bounds are 1 and 0, the same as
+    ``train``; then they grow linearly to their full values at steps ``r_max_step`` and ``d_max_step``. If ``start`` and the step
+    of a bound are both 0, the bound is full from the first step.
     """
 
     name: ClassVar[str] = "renorm"
@@ -204,17 +205,17 @@ POLICIES: Registry[NormPolicy] = Registry(
 
 
 class RunningVariance(StrEnum):
-    """Which variance of a batch enters the running variance."""
+    """The variance of a batch that enters the running variance."""
 
     ONNX = "onnx"  # population: divided by N
     PYTORCH = "pytorch"  # unbiased: divided by N - 1
 
 
 def get(policy: str | NormPolicy) -> NormPolicy:
-    """Return the policy of a text, or the object itself.
+    """Return the policy for a text; an object is returned unchanged.
 
     Raises:
-        ConfigurationError: an unknown policy, or a setting that it does not have or that is out of range.
+        ConfigurationError: an unknown policy, an unknown setting, or a setting out of range.
     """
     if isinstance(policy, str) and "".join(policy.split()) == str(Frozen(affine=False)):
         return Frozen(affine=False)
@@ -222,7 +223,7 @@ def get(policy: str | NormPolicy) -> NormPolicy:
 
 
 def layer_name(node: ir.Node) -> str:
-    """The name a pattern selects a layer by: the module that its weight is called after, else the node's name."""
+    """Return the name that patterns match: the module that the layer's weight is named after, otherwise the node's name."""
     weight = weight_of(node)
     if weight is None or (module_in(weight.name or "") is None and node.name):
         return node.name or ""
@@ -230,14 +231,14 @@ def layer_name(node: ir.Node) -> str:
 
 
 def matches_layer(node: ir.Node, pattern: str) -> bool:
-    """Whether a layer has this name, or one that fits it as a shell-style pattern; its node's and its module's count, too."""
+    """True if a shell-style pattern matches the name of a layer, its node or its module."""
     weight = weight_of(node)
     names = [node.name or ""] if weight is None else further_names(node, weight, layer_name(node))
     return any(matches_pattern(name, pattern) for name in names)
 
 
 def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
-    """The names of layers, each with its node's name behind it where several layers have the same."""
+    """Return layer names; ambiguous ones are followed by the node name."""
     names = [layer_name(node) for node in nodes]
     return tuple(
         name if names.count(name) == 1 else f"{name} ({node.name or index})"
@@ -248,11 +249,11 @@ def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
 def resolve_policies(
     norm: str | NormPolicy | Mapping[str, str | NormPolicy], nodes: Sequence[ir.Node]
 ) -> dict[ir.Node, NormPolicy]:
-    """Assign a policy to every batch normalization node.
+    """Return a policy for every batch normalization node.
 
     Args:
-        norm: one policy for all, or {pattern: policy}: shell-style patterns over layer and node names, the last match wins,
-            layers without a match are ``auto``.
+        norm: one policy for all, or {pattern: policy} with shell-style patterns over layer and node names; the last match wins,
+            and layers without a match are ``auto``.
         nodes: the BatchNormalization nodes of the model.
 
     Raises:
@@ -282,7 +283,7 @@ def resolve_policies(
 def norm_without_effect(
     norm: str | NormPolicy | Mapping[str, str | NormPolicy], running_variance: str | None, nodes: Sequence[ir.Node]
 ) -> Iterator[str]:
-    """Give a sentence for each option that holds for no batch normalization node; ``auto`` and ``frozen`` may be in vain."""
+    """Yield a sentence for each option that applies to no batch normalization node, except ``auto`` and ``frozen``."""
     if isinstance(norm, Mapping):
         holding = {
             next(pattern for pattern in reversed([*norm]) if matches_layer(node, pattern))
@@ -302,12 +303,12 @@ def norm_without_effect(
 
 
 def default_running_variance(model: ir.Model) -> RunningVariance:
-    """PyTorch's rule for a model that PyTorch exported, the standard's for any other."""
+    """Return PyTorch's rule for a model exported by PyTorch, otherwise the standard's."""
     return RunningVariance.PYTORCH if (model.producer_name or "").lower() == "pytorch" else RunningVariance.ONNX
 
 
 def _joined(first: str, policy: BatchStatistics) -> str:
-    """Settings as text, of which the first is named by its place."""
+    """Return settings as text; the first has no name."""
     momentum = "" if policy.momentum is None else f"momentum={_text(policy.momentum)}"
     return ",".join(filter(None, (first, momentum, f"seen={policy.seen}" if policy.seen else "")))
 

@@ -1,4 +1,4 @@
-"""What a batch normalization layer asks of its operands, and of the batch during training."""
+"""Requirements of batch normalization layers on their operands, and on the batch during training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from burnish.norms.policies import BatchStatistics, Ghost, NormPolicy, layer_nam
 
 @dataclass(frozen=True)
 class ExtentRule:
-    """What a training step asks of a symbolic dimension, such as the batch, whose extent is known only with the data.
+    """A requirement of a training step on a symbolic dimension, such as the batch, whose extent only the data tell.
 
     Attributes:
-        dimension: the name of the dimension.
-        layer: the batch normalization layer that asks for it; of a ``maximum``, the loss whose teacher does.
-        multiple: the extent is a multiple of this: the size of a group of ``ghost``.
-        minimum: the extent is at least this: 2 where a channel would have a single value.
-        maximum: the extent is at most this: 1 for a teacher that takes one sample; 0: it may be any.
-        cause: why such a teacher cannot be opened.
+        dimension: name of the dimension.
+        layer: the batch normalization layer with the requirement; for a ``maximum``, the loss with the teacher.
+        multiple: the extent must be a multiple of this: the group size of ``ghost``.
+        minimum: the extent must be at least this: 2 if a channel would have a single value.
+        maximum: the extent must be at most this: 1 for a teacher that takes one sample; 0: no limit.
+        cause: why the batch of such a teacher cannot be opened.
     """
 
     dimension: str
@@ -34,16 +34,16 @@ class ExtentRule:
     cause: str = ""
 
     def allows(self, extent: int) -> bool:
-        """Whether a step takes this extent."""
+        """True if a step accepts this extent."""
         return self.takes_part(extent) and extent >= self.minimum
 
     def takes_part(self, extent: int) -> bool:
-        """Whether a worker's part of a batch may have this extent: any, but of whole groups, and no more than is taken."""
+        """True if a worker's part of a batch may have this extent: whole groups, and no more than the maximum."""
         return extent % self.multiple == 0 and (not self.maximum or extent <= self.maximum)
 
     @property
     def reason(self) -> str:
-        """What the layer asks for, and why."""
+        """The requirement of the layer, and its cause."""
         if self.maximum:
             return (
                 f"the teacher of the loss '{self.layer}' takes {self.maximum} at a time, and cannot be opened for more: "
@@ -61,7 +61,7 @@ class ExtentRule:
 
     @property
     def remedy(self) -> str:
-        """What else than another extent helps."""
+        """A remedy besides another extent."""
         if self.maximum:
             return (
                 "export the teacher with an open batch, or compute its logits before (teacher_logits in the data, without a "
@@ -73,11 +73,11 @@ class ExtentRule:
 
 
 def extent_rules(policies: Mapping[ir.Node, NormPolicy]) -> tuple[ExtentRule, ...]:
-    """Return what the layers ask of symbolic dimensions, each rule once, with the first layer that asks for it.
+    """Return the requirements on symbolic dimensions, each once, with the first layer that has it.
 
     Raises:
-        ConfigurationError: a static shape breaks a rule: nothing in the batch, a single value per channel, a batch that the
-            size of a group does not divide.
+        ConfigurationError: a static shape breaks a rule: an empty batch, a single value per channel, a batch that is not a
+            multiple of the group size.
     """
     rules: dict[tuple[str, int, int], ExtentRule] = {}
     for node, policy in policies.items():
@@ -87,10 +87,10 @@ def extent_rules(policies: Mapping[ir.Node, NormPolicy]) -> tuple[ExtentRule, ..
 
 
 def check_layer(node: ir.Node) -> None:
-    """Check that scale, bias, mean and variance of a batch normalization hold one value per channel.
+    """Check that scale, bias, mean and variance of a batch normalization have one value per channel.
 
     Raises:
-        ModelError: the node, the operand, its shape and the number of channels.
+        ModelError: names the node, the operand, its shape and the number of channels.
     """
     x = node.inputs[0]
     operands = dict(zip(("scale", "bias", "mean", "variance"), node.inputs[1:5], strict=True))
@@ -111,9 +111,9 @@ def check_layer(node: ir.Node) -> None:
 
 
 def computes_statistics(node: ir.Node) -> bool:
-    """Whether a batch normalization in inference mode normalizes with statistics that are computed of its own input.
+    """True if a batch normalization in inference mode normalizes with statistics computed from its own input.
 
-    So PyTorch's exporter writes a layer without running statistics (``track_running_stats=False``), which always uses the batch.
+    PyTorch's exporter writes a layer with ``track_running_stats=False`` like this; the layer always uses the batch.
     """
     if attribute_value(node, "training_mode", 0) or len(node.inputs) < 5:
         return False
@@ -121,7 +121,7 @@ def computes_statistics(node: ir.Node) -> bool:
 
 
 def _depends_on(value: ir.Value | None, source: ir.Value | None) -> bool:
-    """Whether a value is computed of another, or is that."""
+    """True if a value is, or is computed from, another one."""
     seen: set[ir.Value] = set()
     pending = [value]
     while pending:
@@ -137,7 +137,7 @@ def _depends_on(value: ir.Value | None, source: ir.Value | None) -> bool:
 
 
 def uses_the_batch(node: ir.Node) -> bool:
-    """Whether a layer that computes its statistics computes those of the batch: mean and population variance of each channel."""
+    """True if a layer computes its statistics from the batch: mean and population variance of each channel."""
     if not computes_statistics(node):
         return False
     x, mean, variance = (node.inputs[index] for index in (0, 3, 4))
@@ -155,7 +155,7 @@ def uses_the_batch(node: ir.Node) -> bool:
 
 
 def _averaged(value: ir.Value | None, x: ir.Value | None) -> ir.Value | None:
-    """What a value is the mean of, over all axes of ``x`` but that of the channels; None where it is no such mean."""
+    """Return the tensor that a value is the mean of, over all axes of ``x`` except the channels; None if it is no such mean."""
     node = None if value is None else value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
         value = node.inputs[0]
@@ -169,7 +169,7 @@ def _averaged(value: ir.Value | None, x: ir.Value | None) -> ir.Value | None:
 
 
 def never_updated(node: ir.Node) -> bool:
-    """Whether the running statistics of a batch normalization are those that it was made with: means 0 and variances 1."""
+    """True if the running statistics of a batch normalization have their initial values: means 0 and variances 1."""
     for value, number in zip(node.inputs[3:5], (0, 1), strict=True):
         array = None if value is None else constant_array(value)
         if array is None or (array != number).any():
@@ -178,12 +178,12 @@ def never_updated(node: ir.Node) -> bool:
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
-    """Whether the file says that a batch normalization is in training mode."""
+    """True if a batch normalization is in training mode in the file."""
     return bool(attribute_value(node, "training_mode", 0))
 
 
 def frozen_by_mode(nodes: Iterable[ir.Node]) -> set[ir.Node]:
-    """Return the layers in inference mode of a file that has others in training mode: it was exported while it trained."""
+    """Return the layers in inference mode if others are in training mode: the file was exported during training."""
     by_mode: dict[bool, set[ir.Node]] = {False: set(), True: set()}
     for node in nodes:
         by_mode[normalizes_by_batch(node)].add(node)

@@ -1,4 +1,4 @@
-"""Batch normalization in a training graph: what a policy normalizes with, and the next running statistics."""
+"""Batch normalization in a training graph: normalization by policy, and the next running statistics."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from burnish.operators.normalization.statistics import elements_per_channel
 
 
 class RunningStatistics:
-    """The running statistics of a training graph: their next values, and the steps that rules and schedules count by.
+    """The running statistics of a training graph: their next values, and the step counts of rules and schedules.
 
     Args:
-        variance: which variance of a batch enters the running variance.
-        policies: of all layers of the graph.
-        step: gives the step counter, an int64 scalar: the number of updates done. Called where a policy counts steps; None
-            where no policy does.
+        variance: the variance of a batch that enters the running variance.
+        policies: the policies of all layers in the graph.
+        step: returns the step counter, an int64 scalar: the number of completed updates. None if no policy counts steps.
 
     Attributes:
-        updated: for every running statistic that a step updates, its next value.
+        updated: running statistic -> its next value, for each that a step updates.
     """
 
     def __init__(
@@ -43,16 +42,16 @@ class RunningStatistics:
         self._done: Counter[ir.Value] = Counter()
 
     def replaced(self, updated: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-        """Let next values be others, as where a branch begins or ends; return what they were."""
+        """Replace the next values, at the start or end of a branch; return the previous ones."""
         before, self.updated = self.updated, dict(updated)
         return before
 
     def current(self, builder: Builder, running: ir.Value) -> Tensor:
-        """The running statistic as the layers before this one left it; layers may share one."""
+        """Return the running statistic after the layers before this one; layers may share one."""
         return builder.tensor(self.updated.get(running, running))
 
     def ramp(self, builder: Builder, policy: Renorm, end: int, first: float, last: float, dtype: ir.DataType) -> Tensor:
-        """A bound of batch renormalization at this step, the same for all layers of the policy."""
+        """Emit a bound of batch renormalization at this step, once for all layers of the policy."""
         emit = partial(self._linear, builder, policy.start, end, first, last)
         return builder.cast(self._once(builder, (policy.start, end, first, last), emit), dtype)
 
@@ -70,14 +69,14 @@ class RunningStatistics:
         Args:
             builder: emits into the graph.
             running: the running mean and variance.
-            batch: mean and population variance of the batch, and the number of elements they are of.
-            momentum: what is retained, or ``cumulative``.
-            over_workers: emits what the statistics of several workers come to, from mean and variance.
-            seen: how many batches the statistics that the model came with are the average of.
+            batch: mean and population variance of the batch, and the number of elements.
+            momentum: the share to keep, or ``cumulative``.
+            over_workers: emits the joint statistics of several workers, from mean and variance.
+            seen: number of batches in the model's statistics.
         """
         mean, variance, count = batch
         if self._variance is RunningVariance.PYTORCH:
-            # Where a single element per channel could not be ruled out: dividing its variance 0 by N - 1 = 0 would make it NaN.
+            # The maximum with 1 avoids NaN: a single element per channel would divide its variance 0 by N - 1 = 0.
             variance = variance * builder.cast(count / builder.op("Max", count - 1, 1), variance.dtype)
         mean, variance = over_workers(mean, variance)
         following = []
@@ -93,7 +92,7 @@ class RunningStatistics:
     ) -> Tensor:
         if momentum != CUMULATIVE:
             return before * float(momentum) + batch * (1.0 - float(momentum))
-        # The number of updates with this one; a statistic that several layers share is updated by each of them.
+        # The number of updates including this one; each layer that shares a statistic updates it.
         uses, done = self._uses[value], self._done[value]
         emit = partial(self._count, builder, uses, seen + done + 1, before.dtype)
         return before + (batch - before) / self._once(builder, (uses, seen + done, before.dtype), emit)
@@ -112,30 +111,30 @@ class RunningStatistics:
         return builder.tensor(self._step())
 
     def _once(self, builder: Builder, key: tuple[object, ...], emit: Callable[[], Tensor]) -> Tensor:
-        """Emit a scalar where the first layer needs it, in front of all others."""
+        """Emit a scalar once, before the first layer that needs it."""
         if key not in self._scalars:
             self._scalars[key] = emit().value
         return builder.tensor(self._scalars[key])
 
 
 def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statistics: RunningStatistics) -> tuple[Tensor, ...]:
-    """Emit a batch normalization by statistics of the batch.
+    """Emit a batch normalization with statistics of the batch.
 
     Args:
-        builder: emits in front of the node.
+        builder: emits before the node.
         node: a BatchNormalization.
         policy: its policy.
-        statistics: of the graph; they are updated.
+        statistics: the statistics of the graph, updated here.
 
     Returns:
-        y, the next running mean, the next running variance: what the node's outputs are.
+        y, the next running mean, the next running variance: the node's outputs.
     """
     given, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
-    # Statistics of 16-bit values are taken in float32: float16 cannot even count the elements of an image.
+    # float16 cannot even count the elements of an image, so 16-bit values have float32 statistics.
     dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
     x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
     mean_value, variance_value = (value for value in node.inputs[3:5] if value is not None)
-    # An attribute has the digits of float32, also where a graph that was built and never saved holds more of them.
+    # The standard stores attributes as float32; a graph built in memory may hold more digits.
     epsilon = float(np.float32(attribute_value(node, "epsilon", 1e-5)))
     momentum = float(attribute_value(node, "momentum", 0.9))
     elements = elements_per_channel(x)
@@ -167,11 +166,11 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
 
 
 def normalize_without_statistics(builder: Builder, node: ir.Node) -> Tensor:
-    """Emit a batch normalization by statistics of the batch that keeps no running ones; workers synchronize it as ``train``.
+    """Emit a batch normalization with batch statistics and no running ones; workers synchronize it like ``train``.
 
     Args:
-        builder: emits in front of the node.
-        node: a BatchNormalization that computes its statistics of the batch.
+        builder: emits before the node.
+        node: a BatchNormalization that computes its statistics from the batch.
     """
     given, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
     dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
@@ -189,12 +188,12 @@ def _mark(result: Tensor, policy: NormPolicy, node: ir.Node) -> None:
 
 
 def linear(step: Tensor, start: int, end: int, first: float, last: float) -> Tensor:
-    """Return ``first`` up to step ``start``, ``last`` from step ``end`` on, and the line between, as a float64 scalar.
+    """Return ``first`` up to step ``start``, ``last`` from step ``end`` on, and linear values between, as a float64 scalar.
 
     Args:
-        step: int64 scalar, the number of updates done before this one.
+        step: int64 scalar, the number of updates before this one.
         start, end: steps, ``start`` before ``end``.
-        first, last: the values there.
+        first, last: the values at these steps.
     """
     builder = step.builder
     done = builder.op("Min", builder.op("Max", step - start, 0), end - start)
@@ -215,17 +214,17 @@ def bind_layers(
     bind: BindLayer,
     names: Names | None = None,
 ) -> None:
-    """Bind the batch normalization nodes of a graph and of the branches in it, in place and in their order.
+    """Bind the batch normalization nodes of a graph and its branches, in place and in order.
 
-    An If returns what its branches make of the running statistics: the next ones from the branch that has the layer, and those
-    that there were from the other.
+    An If returns the running statistics of its branches: the next values from the branch with the layer, the current ones from
+    the other.
 
     Args:
         graph: the graph.
-        policies: of each batch normalization node outside of loops.
-        statistics: of the graph; they are updated.
-        bind: binds one node, in the graph that it is in.
-        names: in use, where the graph is itself a branch.
+        policies: the policy of each batch normalization node outside loops.
+        statistics: the statistics of the graph, updated here.
+        bind: binds one node in its graph.
+        names: the names in use, if the graph is itself a branch.
 
     Raises:
         ConfigurationError: a layer in a branch counts the steps in which it normalizes.

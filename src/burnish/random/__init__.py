@@ -1,7 +1,7 @@
 """Random numbers as pure functions of a key: keys, random words, keep masks, dropout and other draws, in ONNX operators.
 
-The generator is counter-based: nothing is kept between draws but the key, which is state of the program. It is made for
-dropout and noise, not for cryptography.
+The generator is counter-based: the key is the only state between draws, and belongs to the program's state. It is for dropout
+and noise, not for cryptography.
 """
 
 from burnish.random.distributions import bernoulli, multinomial, normal, symmetric_beta, uniform

@@ -1,6 +1,6 @@
-"""Numbers drawn from a key: uniform, normal, Bernoulli, multinomial as the standard defines them, and of a symmetric beta.
+"""Random numbers from a key: uniform, normal, Bernoulli and multinomial as in the standard, and a symmetric beta.
 
-Made of the same words as masks (``burnish.random.draws``): a number depends on the key, the stream and its element's place alone.
+They use the same words as masks (``burnish.random.draws``): a number depends only on the key, the stream and its place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from burnish.graph import Builder, Tensor
 from burnish.random.draws import uniform_bits
 from burnish.random.places import ALIKE, NOT_NOTED, Numbered
 
-# What needs a second word for an element takes it from a stream that no node is given.
+# A second word per element comes from a stream that no node has.
 _SECOND = 2**31
 
 
@@ -28,21 +28,21 @@ def uniform(
     high: float = 1.0,
     numbered: Numbered = NOT_NOTED,
 ) -> Tensor:
-    """Emit numbers spread evenly over [low, high).
+    """Emit numbers with a uniform distribution over [low, high).
 
-    They are multiples of 2**-24 of the interval (2**-32 in float64), rounded to ``dtype``, where ``high`` itself may come up.
+    They are multiples of 2**-24 of the interval (2**-32 in float64), rounded to ``dtype``; rounding may give ``high`` itself.
 
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is, from 0 to 2**31 - 1.
-        like: the tensor whose shape the result has.
+        stream: number of this consumer of the key, from 0 to 2**31 - 1.
+        like: a tensor with the shape of the result.
         dtype: float16, bfloat16, float32 or float64.
         low, high: the interval.
-        numbered: as ``uniform_bits`` takes it.
+        numbered: see ``uniform_bits``.
 
     Returns:
-        ``dtype``, of the shape of ``like``.
+        ``dtype``, with the shape of ``like``.
     """
     share = _share(builder, key, stream, like, dtype, numbered)
     return builder.cast(share * (high - low) + low, dtype)
@@ -58,7 +58,7 @@ def normal(
     scale: float = 1.0,
     numbered: Numbered = NOT_NOTED,
 ) -> Tensor:
-    """Emit numbers of a normal distribution, two words for each.
+    """Emit numbers with a normal distribution, from two words each.
 
     ``mean + scale * sqrt(-2 ln(1 - u)) cos(2 pi v)`` with u and v uniform over [0, 1); the largest deviation is 5.8 (float64:
     6.7). Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
@@ -66,15 +66,15 @@ def normal(
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is, from 0 to 2**31 - 1.
-        like: the tensor whose shape the result has.
+        stream: number of this consumer of the key, from 0 to 2**31 - 1.
+        like: a tensor with the shape of the result.
         dtype: float16, bfloat16, float32 or float64; the smaller ones are computed in float32.
-        mean: of the distribution.
+        mean: mean of the distribution.
         scale: its standard deviation.
-        numbered: as ``uniform_bits`` takes it.
+        numbered: see ``uniform_bits``.
 
     Returns:
-        ``dtype``, of the shape of ``like``.
+        ``dtype``, with the shape of ``like``.
     """
     radius = builder.op("Sqrt", builder.op("Log", 1.0 - _share(builder, key, stream, like, dtype, numbered)) * -2.0)
     angle = _share(builder, key, stream + _SECOND, like, dtype, numbered) * (2.0 * math.pi)
@@ -84,18 +84,18 @@ def normal(
 def bernoulli(
     builder: Builder, key: Tensor, stream: int, probability: Tensor, dtype: ir.DataType, numbered: Numbered = NOT_NOTED
 ) -> Tensor:
-    """Emit 1 with the given probability, else 0: never for probability 0, always for probability 1.
+    """Emit 1 with the given probability, otherwise 0: never 1 for probability 0, always 1 for probability 1.
 
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is, from 0 to 2**31 - 1.
+        stream: number of this consumer of the key, from 0 to 2**31 - 1.
         probability: floating-point, in [0, 1], one per element.
-        dtype: of the result.
-        numbered: as ``uniform_bits`` takes it.
+        dtype: dtype of the result.
+        numbered: see ``uniform_bits``.
 
     Returns:
-        ``dtype``, of the shape of ``probability``.
+        ``dtype``, with the shape of ``probability``.
     """
     share = _share(builder, key, stream, probability, probability.dtype, numbered)
     drawn = builder.op("Less", share, builder.cast(probability, share.dtype), shape=probability.shape)
@@ -113,16 +113,16 @@ def multinomial(
 ) -> Tensor:
     """Emit class indices drawn with replacement, each class with probability softmax(scores).
 
-    The index is the number of classes whose cumulated probability is at most a uniform number.
+    The index is the number of classes with a cumulative probability up to a uniform number.
 
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is, from 0 to 2**31 - 1.
-        scores: logarithms of probabilities up to a constant of the row, floating-point, shape [batch, classes].
-        samples: how many indices to draw for every row.
+        stream: number of this consumer of the key, from 0 to 2**31 - 1.
+        scores: logarithms of probabilities up to a constant per row, floating-point, shape [batch, classes].
+        samples: number of indices per row.
         dtype: int32 or int64.
-        numbered: as ``uniform_bits`` takes it, of the result.
+        numbered: see ``uniform_bits``, for the result.
 
     Returns:
         ``dtype``, shape [batch, samples], each in [0, classes).
@@ -147,7 +147,7 @@ def _computed(dtype: ir.DataType) -> ir.DataType:
 
 
 def _share(builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.DataType, numbered: Numbered) -> Tensor:
-    """Emit numbers in [0, 1), exact in their dtype: float64 for float64, else float32, whose 24 digits take 24 bits of a word."""
+    """Emit numbers in [0, 1), exact in their dtype: float64 for float64, otherwise float32, which uses 24 bits of a word."""
     words = uniform_bits(builder, key, stream, like, numbered)
     if dtype == ir.DataType.DOUBLE:
         return builder.cast(words, dtype) * 2.0**-32
@@ -156,21 +156,21 @@ def _share(builder: Builder, key: Tensor, stream: int, like: Tensor, dtype: ir.D
 
 
 CANDIDATES = 16
-"""Of a gamma distribution, drawn at once: each is accepted with probability 0.95 or more, none of them once in 1e20."""
+"""Candidates for a gamma number, drawn at once: each is accepted with probability 0.95 or more; all fail once in 1e20 draws."""
 
 
 def symmetric_beta(builder: Builder, key: Tensor, stream: int, alpha: Tensor) -> Tensor:
-    """Emit a number of Beta(alpha, alpha).
+    """Emit a number from Beta(alpha, alpha).
 
-    It is ``g / (g + h)`` with g and h of Gamma(alpha), each by the method of Marsaglia and Tsang ("A simple method for generating
-    gamma variables", 2000): ``d v`` with ``d = a - 1/3``, ``v = (1 + n / sqrt(9 d))^3``, n normal, accepted where v is above 0
-    and ``ln u < n^2 / 2 + d - d v + d ln v``. ``a`` is alpha + 1, and the result is brought back by ``u^(1 / alpha)``, in
+    It is ``g / (g + h)`` with g and h from Gamma(alpha) by the method of Marsaglia and Tsang ("A simple method for generating
+    gamma variables", 2000): ``d v`` with ``d = a - 1/3``, ``v = (1 + n / sqrt(9 d))^3``, n normal, accepted if v is above 0
+    and ``ln u < n^2 / 2 + d - d v + d ln v``. Here ``a`` is alpha + 1, and a factor ``u^(1 / alpha)`` corrects the result, in
     logarithms, so that small alphas do not underflow.
 
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is; the two after it are taken too.
+        stream: number of this consumer of the key; it also uses the next two.
         alpha: float32 scalar, above 0.
 
     Returns:
@@ -186,7 +186,7 @@ def symmetric_beta(builder: Builder, key: Tensor, stream: int, alpha: Tensor) ->
     log_u = builder.op("Log", 1.0 - uniform(builder, key, stream + 1, each, dtype, numbered=ALIKE))
     accepted = builder.op("Less", log_u, n * n * 0.5 + d - d * v + d * log_v)
     accepted = builder.op("And", accepted, builder.op("Greater", v, 0.0))
-    # Of equal numbers ArgMax gives the first.
+    # ArgMax gives the first of equal numbers: the first accepted candidate.
     first = builder.op("ArgMax", builder.cast(accepted, dtype), axis=1, keepdims=1)
     log_gamma = builder.op("GatherElements", log_v, first, axis=1)
     pair = builder.constant(np.zeros((2, 1), np.float32))

@@ -1,11 +1,11 @@
-"""What is drawn from a key: random words, keep masks, dropout.
+"""Draws from a key: random words, keep masks, dropout.
 
-An element's word is a function of the key, the stream and the element's place alone: no order, no hidden state, the same
-bits on every runtime and with any number of threads.
+An element's word depends only on the key, the stream and the element's place: no order, no hidden state, the same bits on
+every runtime and with any number of threads.
 
-The elements are laid out as a matrix: its rows are the first half of the axes (the larger half where their number is odd),
-its columns the others. A row and a column have a well-mixed word each, which costs next to nothing, and an element's word
-is mixed from the two. That takes five passes over the elements, where mixing the index of each would take twelve.
+The elements form a matrix: its rows are the first half of the axes (the larger half if the number is odd), its columns the
+rest. Each row and each column has a well-mixed word, which costs almost nothing, and an element's word is mixed from the two.
+That takes five passes over the elements; mixing the index of each element would take twelve.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def uniform_bits(builder: Builder, key: Tensor, stream: int, like: Tensor, numbe
     Args:
         builder: emits into the graph.
         key: uint32, shape [2]; see ``burnish.random.initial_key``.
-        stream: which consumer of the key this is, from 0 to 2**32 - 1.
-        like: the tensor whose shape the result has; any rank, any dimension may be symbolic or unknown.
-        numbered: where the samples of the batch stand in it, for sessions of several workers.
+        stream: number of this consumer of the key, from 0 to 2**32 - 1.
+        like: a tensor with the shape of the result; any rank, any dimension may be symbolic or unknown.
+        numbered: position of the samples in the result, for sessions with several workers.
 
     Returns:
-        uint32, of the shape of ``like``.
+        uint32, with the shape of ``like``.
     """
     words = _words(builder, key, stream, like, numbered)
     words = builder.op("BitwiseXor", words, builder.op("BitShift", words, 16, direction="RIGHT"))
@@ -49,13 +49,13 @@ def keep_mask(
     Args:
         builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer of the key this is, from 0 to 2**32 - 1.
-        like: the tensor whose shape the mask has.
-        ratio: share that is dropped, in [0, 1]; a floating-point scalar where it is known only at run time.
-        numbered: as ``uniform_bits`` takes it.
+        stream: number of this consumer of the key, from 0 to 2**32 - 1.
+        like: a tensor with the shape of the mask.
+        ratio: share to drop, in [0, 1]; a floating-point scalar tensor if known only at run time.
+        numbered: see ``uniform_bits``.
 
     Returns:
-        bool, of the shape of ``like``.
+        bool, with the shape of ``like``.
 
     Raises:
         ConfigurationError: the ratio is known and outside [0, 1].
@@ -65,7 +65,7 @@ def keep_mask(
     if known is None:
         assert isinstance(ratio, Tensor)
         exact = builder.cast(_scalar(ratio), ir.DataType.DOUBLE)
-        # A word is below 2**32, so that "at least the threshold" cannot say "never": the second condition does.
+        # All words are below 2**32, so no threshold can say "never"; the second condition does.
         threshold = builder.op("Min", builder.op("Floor", exact * float(_WORDS) + 0.5), float(_WORDS - 1))
         drawn = builder.op("GreaterOrEqual", words, builder.cast(threshold, KEY_DTYPE))
         return _shaped(builder.op("And", drawn, builder.op("Less", exact, 1.0)), like)
@@ -79,16 +79,16 @@ def dropout(
 ) -> Tensor:
     """Emit dropout in training: ``x * mask / (1 - ratio)``, x for ratio 0, zeros for ratio 1.
 
-    Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014, in the form that
-    scales in training, so that inference does nothing.
+    Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014, with the scale in
+    training, so that inference does nothing.
 
     Args:
         builder: emits into the graph.
         x: floating-point, any shape.
-        ratio: share that is dropped, in [0, 1]; a floating-point scalar where it is known only at run time.
+        ratio: share to drop, in [0, 1]; a floating-point scalar tensor if known only at run time.
         key: uint32, shape [2].
-        stream: which consumer of the key this is; every dropout of a graph has its own.
-        numbered: as ``uniform_bits`` takes it.
+        stream: number of this consumer of the key; every dropout of a graph has its own.
+        numbered: see ``uniform_bits``.
 
     Returns:
         Dtype and shape of ``x``.
@@ -100,7 +100,7 @@ def dropout(
     if known == 0.0:
         return builder.op("Identity", x)
     if known == 1.0:
-        # A product, not a constant: what comes before has a gradient, and it is zero.
+        # A product instead of a constant, so that the values before it have a gradient of zero.
         return x * 0.0
     scale: Tensor | float
     if known is None:
@@ -112,7 +112,7 @@ def dropout(
         scale = builder.cast(factor, x.dtype)
     else:
         scale = 1.0 / (1.0 - known)
-    # A factor per element: one product forward, one backward; a selection costs four times a product on most runtimes.
+    # A product forward and a product backward: a selection costs four times as much on most runtimes.
     mask = builder.cast(keep_mask(builder, key, stream, x, ratio, numbered), x.dtype)
     return builder.op("Mul", x, mask * scale, like=x)
 
@@ -120,7 +120,7 @@ def dropout(
 def _words(builder: Builder, key: Tensor, stream: int, like: Tensor, numbered: Numbered) -> Tensor:
     """Emit a word per element, uint32, shape [rows, columns]; its high bits are good, its low bits less so.
 
-    One multiplication would leave a trace of rows and columns: the words at the corners of a rectangle would be tied.
+    With only one multiplication the words at the corners of a rectangle would be correlated.
     """
     row_key, column_key = builder.op("Split", stream_key(builder, key, stream), num_outputs=2, outputs=2)
     rows, columns = _extents(builder, like)
@@ -131,7 +131,7 @@ def _words(builder: Builder, key: Tensor, stream: int, like: Tensor, numbered: N
 
 
 def _place_words(key: Tensor, extent: Tensor, numbered: Places) -> Tensor:
-    """Emit a mixed word for each place from 0 to extent - 1; uint32, one-dimensional."""
+    """Emit a mixed word for each place from 0 to extent - 1: uint32, one-dimensional."""
     builder = key.builder
     places = builder.op("Range", builder.scalar(0, extent), extent, builder.scalar(1, extent))
     producer = places.value.producer()
@@ -160,7 +160,7 @@ def _extents(builder: Builder, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product(extents: Tensor) -> Tensor:
-    """Emit the product, 1 where there is no extent; int64 scalar."""
+    """Emit the product of the extents, an int64 scalar; 1 if there are none."""
     builder = extents.builder
     padded = builder.op("Concat", builder.integers([1]), extents, axis=0)
     return builder.op("ReduceProd", padded, builder.integers([0]), keepdims=0)
@@ -172,13 +172,13 @@ def _shaped(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 def _scalar(ratio: Tensor) -> Tensor:
-    """Models give the ratio as a scalar or as one number in a list; the latter would add an axis to what it meets."""
+    """Return the ratio as a scalar: models may give a list of one number, which would add an axis."""
     builder = ratio.builder
     return ratio if ratio.rank == 0 else builder.op("Reshape", ratio, builder.integers([]))
 
 
 def _known(ratio: Tensor | float) -> float | None:
-    """Return the ratio where it is known when the graph is built, checked."""
+    """Return the ratio, checked, if it is known when the graph is built."""
     if isinstance(ratio, Tensor):
         if ratio.array is None:
             return None

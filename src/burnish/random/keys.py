@@ -1,6 +1,6 @@
-"""Keys: the explicit random state of a program, two 32-bit words that a seed gives and every step moves on.
+"""Keys: the explicit random state of a program, two 32-bit words that come from a seed and change with every step.
 
-In branches and loop bodies each iteration has a key of its own, a function of the number of that iteration.
+In branches and loop bodies each iteration has its own key, a function of the number of the iteration.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from burnish.graph import Builder, Tensor, attribute_value, bodies, describe_nod
 KEY_DTYPE = ir.DataType.UINT32
 KEY_SHAPE = (2,)
 
-# Odd, so that each word alone takes 2**32 steps to come back. The fractions of the golden ratio and of the root of 2.
+# Odd, so that each word repeats only after 2**32 steps. The fractions of the golden ratio and of the root of 2.
 _STEP = np.array([0x9E3779B9, 0x6A09E667], np.uint32)
-# Unlike, so that the two words of a key are unrelated. The fractions of the roots of 3, 5, 7 and 11.
+# Different, so that the two words of a key are unrelated. The fractions of the roots of 3, 5, 7 and 11.
 _SEED = np.array([0xBB67AE85, 0x3C6EF372], np.uint32)
 _STREAM = np.array([0xA54FF53A, 0x510E527F], np.uint32)
 
 
 def check_seed(seed: object) -> None:
-    """Raise ConfigurationError unless ``seed`` is an integer of 64 bits, signed."""
+    """Raise ConfigurationError unless ``seed`` is a signed 64-bit integer."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
         raise ConfigurationError(f"seed must be an integer from -2**63 to 2**63 - 1, not {seed!r}")
 
@@ -36,7 +36,7 @@ def initial_key(seed: int) -> np.ndarray:
         seed: a signed 64-bit integer. Different seeds give different keys.
 
     Raises:
-        ConfigurationError: the seed is not an integer of 64 bits.
+        ConfigurationError: the seed is not a 64-bit integer.
     """
     check_seed(seed)
     low, high = int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF
@@ -47,6 +47,7 @@ def key_from_seed(builder: Builder, seed: Tensor) -> Tensor:
     """Emit the key of a seed, the same words as ``initial_key``.
 
     Args:
+        builder: emits into the graph.
         seed: int64 scalar.
     """
     bits = builder.op("Reshape", builder.cast(seed, ir.DataType.UINT64), builder.integers([1]))
@@ -57,9 +58,10 @@ def key_from_seed(builder: Builder, seed: Tensor) -> Tensor:
 
 
 def next_key(builder: Builder, key: Tensor) -> Tensor:
-    """Emit the key of the next step; it comes back to where it was after 2**32 steps.
+    """Emit the key of the next step; keys repeat after 2**32 steps.
 
     Args:
+        builder: emits into the graph.
         key: uint32, shape [2].
     """
     return builder.op("Add", key, builder.constant(_STEP), like=key)
@@ -69,8 +71,9 @@ def stream_key(builder: Builder, key: Tensor, stream: int) -> Tensor:
     """Emit the key of one consumer at this step: uint32, shape [2], both words mixed.
 
     Args:
+        builder: emits into the graph.
         key: uint32, shape [2].
-        stream: which consumer, from 0 to 2**32 - 1: every node that draws has its own.
+        stream: number of the consumer, from 0 to 2**32 - 1: every node that draws has its own.
 
     Raises:
         ConfigurationError: the stream is out of range.
@@ -83,8 +86,8 @@ def stream_key(builder: Builder, key: Tensor, stream: int) -> Tensor:
 def mix(words: Tensor) -> Tensor:
     """Emit a bijection of 32-bit words in which every bit of the result depends on every bit of the argument.
 
-    Two multiplications and three shifts with the constants that Chris Wellons found by search ("lowbias32", in "Prospecting
-    for hash functions", 2018, released to the public domain).
+    Two multiplications and three shifts with constants that Chris Wellons found by search ("lowbias32", in "Prospecting for hash
+    functions", 2018, released to the public domain).
     """
     words = _fold(words, 16) * 0x7FEB352D
     words = _fold(words, 15) * 0x846CA68B
@@ -92,7 +95,7 @@ def mix(words: Tensor) -> Tensor:
 
 
 def mix_array(words: np.ndarray) -> np.ndarray:
-    """Return ``mix`` of an array of uint32."""
+    """Return ``mix`` for an array of uint32."""
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
     words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
     return words ^ (words >> np.uint32(16))
@@ -109,18 +112,18 @@ _ITERATION = np.array([0x9B05688C], np.uint32)
 
 
 def keys_in_bodies(graph: ir.Graph, key: ir.Value, draws: Collection[str]) -> Iterator[tuple[ir.Graph, ir.Value]]:
-    """Give the bodies in a graph that draw at random, in themselves or in bodies of theirs, each with its key.
+    """Yield the bodies in a graph that draw random numbers, directly or in nested bodies, each with its key.
 
-    A branch has the key of the graph around it. A loop makes one of that and of the number of the iteration: what draws from it
-    draws the same when the backward pass computes that iteration again.
+    A branch has the key of the graph around it. A loop derives a key from it and the number of the iteration, so that the draws
+    are the same when the backward pass recomputes that iteration.
 
     Args:
         graph: the graph around them.
         key: its key: uint32, shape [2].
-        draws: the operators that draw at random.
+        draws: the operators that draw random numbers.
 
     Raises:
-        ConfigurationError: a body of an operator draws that is neither If, Loop nor Scan.
+        ConfigurationError: a body that draws belongs to an operator other than If, Loop and Scan.
     """
     for node in list(graph):
         for body in bodies(node):
@@ -145,7 +148,7 @@ def _key_of_iteration(node: ir.Node, body: ir.Graph, key: ir.Value) -> ir.Value:
 
 
 def _number_of_slice(node: ir.Node, body: ir.Graph) -> ir.Value:
-    """Let a Scan give its body the number of the iteration: one more input that is sliced."""
+    """Add a sliced input to a Scan, so that its body gets the number of the iteration."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     count = int(attribute_value(node, "num_scan_inputs", 0))

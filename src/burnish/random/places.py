@@ -13,7 +13,7 @@ from burnish.graph.annotations import flag, record
 from burnish.untrusted_files import UNREADABLE
 
 EARLIER = flag("burnish.random.places")
-"""On a node that counts rows or columns, in programs of an earlier format: axes, which do not tell where samples are."""
+"""On a node that counts rows or columns, in programs of an earlier format: axes, without the positions of samples."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Places:
 
     Attributes:
         samples: the input whose first axis counts the samples; None if there are no samples.
-        slower: how often the places run through all samples; None if it follows from the other fields.
-        faster: the number of adjacent places of one sample; None if it follows from the other fields.
-        problem: the reason if workers cannot find their samples; else empty.
+        slower: number of times that the places run through all samples; None if it follows from the other fields.
+        faster: number of adjacent places of one sample; None if it follows from the other fields.
+        problem: why workers cannot find their samples; otherwise empty.
     """
 
     samples: str | None = None

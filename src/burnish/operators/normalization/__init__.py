@@ -1,4 +1,4 @@
-"""Normalization layers: one file per layer, and the statistics they share.
+"""Normalization layers: one file per layer, and their shared statistics.
 
-What a batch normalization does with its running statistics is decided in ``burnish.modes`` and ``burnish.norms``.
+``burnish.modes`` and ``burnish.norms`` decide how a batch normalization uses its running statistics.
 """

@@ -1,16 +1,16 @@
 """Batch normalization: training and frozen, its gradient, and their lowering to standard operators.
 
 Training mode is the semantic operator ``burnish.BatchNormTraining``: unlike the standard's operator it returns the statistics
-the backward needs. ``burnish.modes`` puts it in the place of ``BatchNormalization`` and computes the running statistics.
+for the backward. ``burnish.modes`` replaces ``BatchNormalization`` with it and computes the running statistics.
 
     BatchNormTraining(x, scale, bias; epsilon) -> y, mean, inverse_std, variance, centered, shift
     BatchNormGrad(dy, x, scale, mean, inverse_std, centered, shift) -> dx, dscale, dbias
 
-``centered`` is x minus some value near the mean of each channel and ``shift`` [C] the mean of what that leaves: together they
-hold x - mean to the last bits, which x and a rounded mean do not. The lowered backward reads these, and x is not kept; a
-kernel that computes with x and mean may leave both out.
+``centered`` is x minus some value near the mean of each channel and ``shift`` [C] is the mean of that difference. Together they
+give x - mean to the last bits, which x and a rounded mean do not. The lowered backward reads these and does not keep x; a
+kernel that computes with x and mean may omit both.
 
-Batch renormalization takes the statistics of the batch, corrected toward the running ones (Ioffe 2017).
+Batch renormalization uses the statistics of the batch, corrected toward the running ones (Ioffe 2017).
 
 With μ, σ the running mean and standard deviation and μ_B, σ_B those of the batch, both with epsilon under the root:
 ``r = clip(σ_B / σ, 1 / r_max, r_max)``, ``d = clip((μ_B - μ) / σ, -d_max, d_max)``, ``y = scale (x̂ r + d) + bias``. No gradient
@@ -18,9 +18,9 @@ passes through r and d, so the layer is batch normalization with the scale ``sca
 
     BatchRenormTraining(x, scale, bias, running_mean, running_variance, r_max, d_max; epsilon) -> the outputs of BatchNormTraining
 
-r_max and d_max are scalars of the statistics' dtype.
+r_max and d_max are scalars with the dtype of the statistics.
 
-Ghost batch normalization takes statistics over groups of samples (Hoffer, Hubara and Soudry 2017).
+Ghost batch normalization uses statistics over groups of samples (Hoffer, Hubara and Soudry 2017).
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def batch_norm_training_gradient(
     d_centered: Tensor | None,
     d_shift: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradient through the batch statistics; cotangents of the statistics themselves add their own terms.
+    """The gradient through the batch statistics; cotangents of the statistics themselves add their own terms.
 
-    ``centered`` and ``shift`` are read as centered - shift alone, so that what is taken off x to center it counts as a constant.
+    Only centered - shift is read from ``centered`` and ``shift``, so the value subtracted from x counts as a constant.
     """
     x, scale = op.required(0), op.required(1)
     builder = op.builder
@@ -106,7 +106,7 @@ def batch_norm_training_gradient(
 
 
 def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Frozen statistics: mean and variance are constants, and scale, bias and x still have gradients."""
+    """The gradient with frozen statistics: mean and variance are constants; scale, bias and x have gradients."""
     if op.attribute("training_mode", 0):
         raise UnsupportedOperatorError(
             f"{op} is in training mode and was not bound to a mode before differentiation: "
@@ -114,7 +114,7 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
         )
     x, scale, mean, variance = op.required(0), op.required(1), op.required(3), op.required(4)
     known_rank(op, x)
-    # The standard lets x, the affine pair and the statistics differ in dtype; the widest of x and the statistics has the digits.
+    # The standard allows different dtypes for x, the affine pair and the statistics; the widest of x and the statistics is used.
     wide = max(x.dtype, variance.dtype, key=lambda dtype: dtype.itemsize)
     dtypes = [tensor.dtype for tensor in (x, scale, scale, mean, variance)]
     dy, x, scale, mean, variance = (op.builder.cast(tensor, wide) for tensor in (dy, x, scale, mean, variance))
@@ -135,10 +135,10 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
 
 
 def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
-    """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+    """Compute statistics and result from centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
-    Where the sums are short, x minus the mean of rows of the first sample goes through the standard operator: its x * a + b is
-    then exact to the last bits, and with momentum 0 its running outputs are the batch's own statistics.
+    If the sums are short, x minus the mean of rows of the first sample goes through the standard operator: its x * a + b is then
+    exact to the last bits, and with momentum 0 its running outputs are the batch's own statistics.
     """
     x = op.required(0)
     return _by_standard_operator(op) if known_rank(op, x) > 2 and has_short_runs(x) else _by_corrected_two_pass(op)
@@ -172,9 +172,9 @@ def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
 
 
 def _sampled(x: Tensor) -> Tensor:
-    """The first sample of ``x`` [N, C, ...]; of an image or a volume of many rows, every fourth of them, or every second.
+    """Return the first sample of ``x`` [N, C, ...]; for images or volumes with many rows, only every fourth or second row.
 
-    Of the mean over M of the N elements of a channel it is known that it is within sqrt(N / M) standard deviations of their mean.
+    The mean over M of the N elements of a channel is within sqrt(N / M) standard deviations of the mean over all.
     """
     builder, step = x.builder, max(1, min(4, (x.dimension(2) or 0) // 8 if (x.rank or 0) > 3 else 1))
     if step == 1:
@@ -196,11 +196,12 @@ def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
 
 
 def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
-    """With r the inverse std and means over the N elements of a channel (Ioffe and Szegedy 2015, section 3):
+    """The gradient, with r the inverse std and means over the N elements of a channel (Ioffe and Szegedy 2015, section 3):
 
     dbias = sum(dy); dscale = r sum(dy (x - mean)); dx = scale r (dy - dbias / N - (x - mean) r dscale / N).
 
-    x - mean is ``centered - shift``. The shift is small beside the std, and is taken off the sums and not off every element.
+    x - mean is ``centered - shift``. The shift is small compared with the std, and is subtracted from the sums instead of from
+    every element.
     """
     dy, scale, inverse_std, centered, shift = (op.required(index) for index in (0, 2, 4, 5, 6))
     count = elements_per_channel(centered)
@@ -257,12 +258,12 @@ def correction(op: Operation, mean: Tensor, inverse_std: Tensor) -> tuple[Tensor
 def ghost_batch_norm_training(
     builder: Builder, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normalize ``x`` [N, C, ...] by the statistics of groups of ``size`` consecutive samples; ``size`` divides N.
+    """Normalize ``x`` [N, C, ...] with the statistics of groups of ``size`` consecutive samples; ``size`` divides N.
 
-    The groups are laid out as channels, [size, N / size * C, ...], so that the layer itself is batch normalization.
+    The groups become channels, [size, N / size * C, ...], so that the layer itself is batch normalization.
 
     Returns:
-        y like x; the mean over the groups of their means and of their population variances, each [C]; and the number of
+        y like x; the means over the groups of their means and of their population variances, each [C]; and the number of
         elements per channel of one group, a scalar.
     """
     if x.rank is None:

@@ -7,10 +7,10 @@ Group and instance normalization are one semantic operator in training, with the
     GroupNormTraining(x, scale, bias; num_groups, epsilon) -> y, mean, inverse_std, shift, centered
     GroupNormGrad(dy, x, scale, bias, mean, inverse_std, shift, centered; num_groups, epsilon) -> dx, dscale, dbias
 
-x is [N, C, ...], scale and bias are [C]. ``num_groups`` = 0 stands for as many groups as there are channels: instance
-normalization. Statistics are [N, groups]. ``centered`` is x minus some value near the mean of each group and ``shift`` the mean
-of what that leaves: together they hold x - mean to the last bits. The lowered backward reads these, and x is not kept; a kernel
-that computes with x and mean may leave both out.
+x is [N, C, ...], scale and bias are [C]. ``num_groups`` = 0 means one group per channel: instance normalization. Statistics are
+[N, groups]. ``centered`` is x minus some value near the mean of each group and ``shift`` is the mean of that difference.
+Together they give x - mean to the last bits. The lowered backward reads these and does not keep x; a kernel that computes with
+x and mean may omit both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STD_OFFSET = 1e-9
 
 
 def group_normalization(op: Operation) -> Tensor:
-    """Wu and He 2018; ONNX GroupNormalization-21, with a scale and a bias for each channel."""
+    """Group normalization (Wu and He 2018; ONNX GroupNormalization-21), with a scale and a bias for each channel."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     groups = _checked_groups(op, x)
     for operand in (scale, bias):
@@ -62,7 +62,7 @@ def group_normalization(op: Operation) -> Tensor:
 
 
 def instance_normalization(op: Operation) -> Tensor:
-    """Ulyanov, Vedaldi and Lempitsky 2016; ONNX InstanceNormalization, over the spatial axes of every sample and channel."""
+    """Instance normalization over the spatial axes of every sample and channel (Ulyanov, Vedaldi and Lempitsky 2016)."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     rank = known_rank(op, x)
     if rank < 3:
@@ -90,7 +90,7 @@ def mean_variance_normalization(op: Operation) -> Tensor:
 
 
 def _checked_groups(op: Operation, x: Tensor) -> int:
-    """``num_groups`` of a node that can be carried out."""
+    """Return a valid ``num_groups`` of a node."""
     rank = known_rank(op, x)
     if rank < 2:
         raise ModelError(f"{op}: its input '{x.name}' of rank {rank} has no channel axis; give it at least two axes")
@@ -104,7 +104,7 @@ def _checked_groups(op: Operation, x: Tensor) -> int:
 
 
 def _check_size(op: Operation, operand: Tensor, channels: int | None) -> None:
-    """Refuse a scale or bias that is known not to be a vector with one number for each channel."""
+    """Refuse a scale or bias that is known not to be a vector with one number per channel."""
     if operand.shape is None:
         return
     if operand.rank != 1 or (channels is not None and operand.dimension(0) not in (None, channels)):
@@ -115,7 +115,7 @@ def _check_size(op: Operation, operand: Tensor, channels: int | None) -> None:
 
 
 LONGEST_PILOT = 1024
-"""Rows up to this length are centred by their mean before their statistics are taken; longer ones by the mean of a part."""
+"""Rows up to this length are centered by their mean before their statistics; longer ones by the mean of a part."""
 
 
 def _layer_and_statistics(operands: Operands) -> list[OutputType]:
@@ -130,7 +130,7 @@ def group_norm_training(x: Tensor, scale: Tensor, bias: Tensor, num_groups: int,
 
     Args:
         x: float32 or float64, of known rank.
-        scale, bias: of x's dtype.
+        scale, bias: the dtype of x.
         num_groups: the number of groups; 0 for one channel each.
         epsilon: added to the population variance.
 
@@ -142,7 +142,7 @@ def group_norm_training(x: Tensor, scale: Tensor, bias: Tensor, num_groups: int,
 
 
 def group_norm_training_gradient(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """What the statistics mean for the gradient is in GroupNormGrad, which alone reads them."""
+    """The gradient as one GroupNormGrad node; only it reads the statistics, so it includes their part."""
     attributes = {name: op.attribute(name) for name in ("num_groups", "epsilon")}
     return GROUP_NORM_GRAD.emit(dy, op.required(0), op.required(1), op.required(2), *op.outputs[1:], **attributes)
 
@@ -150,8 +150,9 @@ def group_norm_training_gradient(op: Operation, dy: Tensor, *_: Tensor | None) -
 def group_norm_double_backward(
     op: Operation, v: Tensor | None, v_scale: Tensor | None, v_bias: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The derivatives of dx = StandardizeGrad(dy scale, n, r), dscale = sum(dy n) and dbias = sum(dy), with the rows n and their
-    inverse deviations r as functions of x again.
+    """The derivatives of dx = StandardizeGrad(dy scale, n, r), dscale = sum(dy n) and dbias = sum(dy).
+
+    The rows n and their inverse deviations r are again functions of x.
     """
     dy, x, scale = (op.required(index) for index in range(3))
     rows, axis = _rows(x, op.attribute("num_groups"))
@@ -185,7 +186,7 @@ def _added(one: Tensor | None, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Extents:
-    """Known extents of x: [N, groups, members of a group, elements of a channel] but for N."""
+    """Known extents of x except N: [N, groups, members of a group, elements of a channel]."""
 
     groups: int
     members: int
@@ -201,13 +202,14 @@ def _known_extents(x: Tensor, num_groups: int) -> _Extents | None:
 
 
 def _rows(x: Tensor, num_groups: int) -> tuple[Tensor, int]:
-    """x with the elements of a group over its last axes, and the first of these, counted from the end."""
+    """Return x with the elements of a group in its last axes, and the first of these axes, counted from the end."""
     return (x, 2 - (x.rank or 0)) if not num_groups else by_group(x, num_groups)
 
 
 def by_group(x: Tensor, groups: int) -> tuple[Tensor, int]:
-    """``x`` [N, C, ...] as [N, groups, elements], images of unknown extents as [N, groups, others, height, width]; and the first
-    axis after the groups, counted from the end.
+    """Return ``x`` [N, C, ...] as [N, groups, elements], or images of unknown extents as [N, groups, others, height, width].
+
+    Also return the first axis after the groups, counted from the end.
     """
     builder = x.builder
     batch = None if x.shape is None else x.shape.dims[0]
@@ -219,10 +221,10 @@ def by_group(x: Tensor, groups: int) -> tuple[Tensor, int]:
 
 
 def lower_group_norm_training(op: Operation) -> tuple[Tensor, ...]:
-    """Statistics of values near zero, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+    """Compute statistics from values near zero, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
-    Where extents are known what is taken off is the mean of a part of each row, an eighth or more of it: that is off the mean by
-    at most the root of 7 deviations. The layer is then one pass over the centered values.
+    If extents are known, the mean of a part of each row, an eighth or more, is subtracted: it differs from the row's mean by at
+    most the root of 7 deviations. The layer is then one pass over the centered values.
     """
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     builder = op.builder
@@ -246,9 +248,9 @@ def lower_group_norm_training(op: Operation) -> tuple[Tensor, ...]:
 
 
 def _pilot(rows: Tensor, length: int) -> Tensor:
-    """A value near the mean of each row [N, groups, length]: [N, groups, 1].
+    """Return a value near the mean of each row [N, groups, length]: [N, groups, 1].
 
-    It is counted from the first element, so that a constant row is its own pilot.
+    It is computed relative to the first element, so that a constant row is its own pilot.
     """
     builder = rows.builder
 
@@ -261,14 +263,14 @@ def _pilot(rows: Tensor, length: int) -> Tensor:
 
 
 def _by_member(vector: Tensor, sizes: _Extents) -> Tensor:
-    """A vector over channels as [groups, members]."""
+    """Return a vector over channels as [groups, members]."""
     return vector.builder.op("Reshape", vector, vector.builder.integers([sizes.groups, sizes.members]))
 
 
 def _affine(x: Tensor, slope: Tensor, offset: Tensor, elements: int, like: Tensor) -> Tensor:
     """``x * slope + offset`` in one pass, in the shape of ``like``; a slope and an offset for each run of ``elements``.
 
-    ONNX Runtime has that as its batch normalization in inference, over samples and channels as if all were channels.
+    Uses ONNX Runtime's inference batch normalization, with samples and channels flattened to channels.
     """
     builder = x.builder
     flat = builder.op("Reshape", x, builder.integers([1, -1, elements]))
@@ -282,11 +284,11 @@ def _affine(x: Tensor, slope: Tensor, offset: Tensor, elements: int, like: Tenso
 
 
 def lower_group_norm_grad(op: Operation) -> tuple[Tensor, ...]:
-    """With q = scale dy, r the inverse deviation and means over the elements of a group:
+    """The gradient, with q = scale dy, r the inverse deviation and means over the elements of a group:
 
     dx = r (q - mean(q) - (x - mean) r² mean(q (x - mean))); dscale = sum(dy (x - mean) r); dbias = sum(dy).
 
-    x - mean is ``centered - shift``. The shift is no larger than a few deviations, and is taken off the sums, not off every
+    x - mean is ``centered - shift``. The shift is at most a few deviations, and is subtracted from the sums instead of from every
     element.
     """
     dy, x, scale = (op.required(index) for index in range(3))
@@ -322,7 +324,7 @@ def lower_group_norm_grad(op: Operation) -> tuple[Tensor, ...]:
 def _gradient_by_rows(
     op: Operation, dy: Tensor, x: Tensor, scale: Tensor, inverse: Tensor, shift: Tensor, centered: Tensor
 ) -> tuple[Tensor, ...]:
-    """The same where extents are known at run time alone."""
+    """The same gradient if extents are known only at run time."""
     rows, axis = _rows(centered, op.attribute("num_groups"))
     normalized_axes = op.builder.integers(list(range(axis, 0)))
     inverse, shift = (op.builder.op("Unsqueeze", statistic, normalized_axes) for statistic in (inverse, shift))

@@ -1,7 +1,7 @@
-"""Layer, root-mean-square and Lp normalization: over trailing axes with a scale that broadcasts, and rows divided by their norms.
+"""Layer, root-mean-square and Lp normalization: over trailing axes with a broadcast scale, and rows divided by their norms.
 
-float16 and bfloat16 are normalized in float32 and cast back before scale and bias, whatever ``stash_type`` allows; float64
-stays float64, although ``stash_type`` names float32 (as in PyTorch and in ONNX Runtime's kernel).
+float16 and bfloat16 are normalized in float32 and cast back before scale and bias, for any ``stash_type``; float64 stays
+float64, although ``stash_type`` names float32 (as in PyTorch and in ONNX Runtime's kernel).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from burnish.operators.registry import Operation, Operator, Precision
 
 
 def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
-    """Ba, Kiros and Hinton 2016; ONNX LayerNormalization-17 with its outputs Mean and InvStdDev."""
+    """Layer normalization (Ba, Kiros and Hinton 2016; ONNX LayerNormalization-17 with its outputs Mean and InvStdDev)."""
     builder, x, scale, bias = op.builder, op.required(0), op.required(1), op.optional(2)
     axis = _normalized_axis(op, x)
     _check_broadcast(op, x, scale, "Scale")
@@ -41,7 +41,7 @@ def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
 
 
 def root_mean_square_normalization(op: Operation) -> Tensor:
-    """Zhang and Sennrich 2019; ONNX RMSNormalization-23, whose output has the dtype of its scale."""
+    """RMS normalization (Zhang and Sennrich 2019; ONNX RMSNormalization-23); the output has the dtype of its scale."""
     builder, x, scale = op.builder, op.required(0), op.required(1)
     axis = _normalized_axis(op, x)
     _check_broadcast(op, x, scale, "scale")

@@ -13,17 +13,17 @@ from burnish.operators.semantic import SemanticOperator, like
 
 
 def local_response_normalization(op: Operation, dy: Tensor) -> Tensor:
-    """One node, which reads x and y."""
+    """The gradient as one LrnGrad node, which reads x and y."""
     attributes = {name: op.attribute(name) for name in ("size", "alpha", "beta", "bias")}
     return LRN_GRAD(dy, op.input, op.output, **attributes)
 
 
 def lower_local_response_gradient(op: Operation) -> Tensor:
-    """With S = bias + alpha / size * (sum of x^2 over the window of a channel) and y = x S^-beta (Krizhevsky et al. 2012, 3.3):
+    """The gradient with S = bias + alpha / size * (sum of x^2 over the window of a channel) and y = x S^-beta.
 
-    dx = dy S^-beta - 2 alpha beta / size * x * (sum of dy y / S over the channels whose window holds this one).
-
-    The window of an even size reaches one channel further forward than back; the second sum has the mirrored window.
+    dx = dy S^-beta - 2 alpha beta / size * x * (sum of dy y / S over the channels with this one in their window)
+    (Krizhevsky et al. 2012, 3.3). A window of even size reaches one channel further forward than back; the second sum has the
+    mirrored window.
     """
     dy, x, y = op.required(0), op.required(1), op.required(2)
     size = int(op.attribute("size"))
@@ -37,9 +37,9 @@ def lower_local_response_gradient(op: Operation) -> Tensor:
 
 
 def _channel_sum(x: Tensor, before: int, after: int) -> Tensor:
-    """Sum x [N, C, ...] over each channel and its neighbors: ``before`` of them below, ``after`` above.
+    """Sum x [N, C, ...] over each channel and its neighbors: ``before`` channels below, ``after`` above.
 
-    A product with a band matrix of ones: an AveragePool across channels takes ONNX Runtime four times as long.
+    Multiplies with a band matrix of ones: an AveragePool across channels takes ONNX Runtime four times as long.
     """
     builder = x.builder
     rows = builder.op("Reshape", x, joined(builder, [builder.integers([0]), extent(x, 1), builder.integers([-1])]))
@@ -47,7 +47,7 @@ def _channel_sum(x: Tensor, before: int, after: int) -> Tensor:
 
 
 def _band(x: Tensor, before: int, after: int) -> Tensor:
-    """The matrix [C, C] with ones where the column's channel is in the window of the row's."""
+    """Return the matrix [C, C] with ones for each column whose channel is in the window of the row's channel."""
     builder = x.builder
     channels = x.dimension(1)
     if channels is not None:
@@ -61,7 +61,7 @@ def _band(x: Tensor, before: int, after: int) -> Tensor:
 
 
 LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"), lowering=lower_local_response_gradient)
-"""The gradient of LRN, with its attributes; those that are left out have its defaults."""
+"""The gradient of LRN, with the attributes and defaults of LRN."""
 
 OPERATORS = [
     Operator(

@@ -1,8 +1,8 @@
-"""Standardization over trailing axes: what layer, group, instance and mean-variance normalization have in common.
+"""Standardization over trailing axes, shared by layer, group, instance and mean-variance normalization.
 
 ``burnish.Standardize`` (x - mean) / sqrt(variance + epsilon) and ``burnish.RootMeanSquareNormalize`` x / sqrt(mean(x²) + epsilon)
-return what their backward needs, which the standard's operators do not. A layer is one of them with reshapes, scale and bias
-around it. Both are differentiable any number of times.
+return the values for their backward, unlike the standard's operators. A layer adds reshapes, scale and bias. Both can be
+differentiated any number of times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from burnish.operators.registry import Operation
 from burnish.operators.semantic import Inference, Operands, OutputType, SemanticOperator, like
 
 LONGEST_KERNEL_ROW = 4096
-"""The longest row whose sums ONNX Runtime's LayerNormalization kernel keeps to 2e-7."""
+"""The longest row with sums accurate to 2e-7 in ONNX Runtime's LayerNormalization kernel."""
 LONGEST_PLAIN_SUM = 1024
 TYPICAL_BLOCK = 32
 LONGEST_BLOCK = 512
@@ -31,7 +31,7 @@ SHORT_ROW = 16
 
 
 def _with_statistics(number: int) -> Inference:
-    """One output like x, and ``number`` statistics, with the normalized axes as 1."""
+    """One output like x, and ``number`` statistics with extent 1 in the normalized axes."""
 
     def infer(operands: Operands) -> list[OutputType]:
         x, axis = operands["x"], operands.attributes["axis"]
@@ -42,7 +42,7 @@ def _with_statistics(number: int) -> Inference:
 
 
 def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Give each row, the elements over all axes from ``axis`` on, mean 0 and variance 1.
+    """Normalize each row, the elements over all axes from ``axis`` on, to mean 0 and variance 1.
 
     Args:
         x: float32 or float64, of known rank.
@@ -51,30 +51,34 @@ def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tu
         offset: added to the standard deviation.
 
     Returns:
-        (x - mean) * inverse_std like x, mean, and inverse_std = 1 / (sqrt(variance + epsilon) + offset), both with the
-        normalized axes as 1. Where that denominator is 0 (a constant row, no epsilon), inverse_std is 0.
+        (x - mean) * inverse_std like x, mean, and inverse_std = 1 / (sqrt(variance + epsilon) + offset), both with extent 1 in
+        the normalized axes. If that denominator is 0 (a constant row, no epsilon), inverse_std is 0.
     """
     normalized, mean, inverse_std = STANDARDIZE.emit(x, axis=axis, epsilon=epsilon, offset=offset)
     return normalized, mean, inverse_std
 
 
 def root_mean_square_normalize(x: Tensor, axis: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Give each row a root mean square of 1: as ``standardize``, without a mean.
+    """Normalize each row to a root mean square of 1: like ``standardize``, without a mean.
 
     Returns:
-        x * inverse_rms like x, and inverse_rms = 1 / sqrt(mean(x²) + epsilon) with the normalized axes as 1.
+        x * inverse_rms like x, and inverse_rms = 1 / sqrt(mean(x²) + epsilon) with extent 1 in the normalized axes.
     """
     normalized, inverse_rms = ROOT_MEAN_SQUARE_NORMALIZE.emit(x, axis=axis, epsilon=epsilon)
     return normalized, inverse_rms
 
 
 def staged(x: Tensor) -> Tensor:
-    """``x`` in the precision of its statistics: float32 for the 16-bit types, else its own."""
+    """Return ``x`` in the precision of its statistics: float32 for 16-bit types, otherwise its own."""
     return x if x.dtype == ir.DataType.DOUBLE else x.builder.cast(x, ir.DataType.FLOAT)
 
 
 def negative_axis(op: Operation, x: Tensor, axis: int) -> int:
-    """``axis`` counted from the end; raises ModelError where ``x`` has no such axis."""
+    """Return ``axis`` counted from the end.
+
+    Raises:
+        ModelError: ``x`` has no such axis.
+    """
     rank = known_rank(op, x)
     if not -rank <= axis < rank:
         raise ModelError(f"{op}: axis {axis} is outside its input '{x.name}' of rank {rank}; correct the attribute of the node")
@@ -82,7 +86,7 @@ def negative_axis(op: Operation, x: Tensor, axis: int) -> int:
 
 
 def check_not_empty(op: Operation, x: Tensor, axis: int) -> None:
-    """Raise ModelError where a row, the axes of ``x`` from ``axis`` on, is known to hold no elements."""
+    """Raise ModelError if a row, the axes of ``x`` from ``axis`` on, is known to have no elements."""
     if any(x.dimension(position) == 0 for position in range(axis, 0)):
         raise ModelError(
             f"{op} normalizes over no elements: its input '{x.name}' has shape {x.shape}; give every normalized axis an extent"
@@ -90,7 +94,7 @@ def check_not_empty(op: Operation, x: Tensor, axis: int) -> None:
 
 
 def rows_over(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int] | None]:
-    """``x`` with ``axes`` (not negative) moved after the others, and the permutation that moves them back (None: unmoved)."""
+    """Return ``x`` with ``axes`` (not negative) moved to the end, and the permutation that moves them back (None: unmoved)."""
     rank = x.rank or 0
     order = [axis for axis in range(rank) if axis not in axes] + sorted(axes)
     if order == list(range(rank)):
@@ -104,10 +108,10 @@ def moved_back(x: Tensor, permutation: list[int] | None) -> Tensor:
 
 
 def trailing_sum(x: Tensor, axis: int, squares: bool = False) -> Tensor:
-    """Sum ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1.
+    """Sum ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay with extent 1.
 
-    A long row of known length is summed in blocks that divide it. Else its axes are summed one after the other, where an axis
-    of unknown extent beside others (the width of images) is taken to be short; one alone is padded to blocks at run time.
+    A long row of known length is summed in blocks that divide it. Otherwise its axes are summed one by one; an axis of unknown
+    extent next to others (the width of images) counts as short, and a single one is padded to blocks at run time.
     """
     builder = x.builder
     rank = x.rank or 0
@@ -140,12 +144,12 @@ def _sum_by_axes(x: Tensor, axes: Iterable[int]) -> Tensor:
 
 
 def trailing_mean(x: Tensor, axis: int, squares: bool = False) -> Tensor:
-    """Average ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay as 1."""
+    """Average ``x``, or its squares, over the axes from ``axis`` (negative) on, which stay with extent 1."""
     return trailing_sum(x, axis, squares) / count_like(x, axis)
 
 
 def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None, d_inverse_std: Tensor | None) -> Tensor | None:
-    """With r the inverse std and y the output: r (dy - mean(dy) - k y mean(dy y)) + d_mean / N - k r² y d_r / N.
+    """The gradient, with r the inverse std and y the output: r (dy - mean(dy) - k y mean(dy y)) + d_mean / N - k r² y d_r / N.
 
     k = (std + offset) / std, which is 1 without an offset.
     """
@@ -154,7 +158,7 @@ def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None
 
 
 def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inverse_rms: Tensor | None) -> Tensor | None:
-    """With r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
+    """The gradient, with r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
     x, (y, inverse_rms) = op.input, op.outputs
     sizes = extents(x, op.attribute("axis"))
     if (
@@ -169,7 +173,7 @@ def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inve
 
 
 def _short_row_gradient(op: Operation, x: Tensor, dy: Tensor) -> Tensor:
-    """r (dy - r² x mean(dy x)) in float64: in a row of a few elements dy and its part along x cancel, and y is rounded."""
+    """r (dy - r² x mean(dy x)) in float64: in a short row dy and its part along x cancel, and y is rounded."""
     axis, epsilon = op.attribute("axis"), op.attribute("epsilon")
     x, dy = (op.builder.cast(tensor, ir.DataType.DOUBLE) for tensor in (x, dy))
     inverse = inverse_deviation(trailing_mean(x, axis, squares=True), epsilon, 0.0)
@@ -199,12 +203,12 @@ def _normalization_gradient(
 
 
 def projected(dy: Tensor, y: Tensor, inverse: Tensor, axis: int, offset: float = 0.0, centered: bool = True) -> Tensor:
-    """The gradient of rows by that of their standardized form ``y``: r (dy - mean(dy) - k y mean(dy y)), r the inverse std."""
+    """The gradient for rows from that of their standardized form ``y``: r (dy - mean(dy) - k y mean(dy y)), r the inverse std."""
     return STANDARDIZE_GRAD(dy, y, inverse, axis=axis, offset=offset, centered=int(centered))
 
 
 def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
-    """``weight * k`` with k = (std + offset) / std = 1 / (1 - offset * inverse); 0 where the standard deviation is 0."""
+    """``weight * k`` with k = (std + offset) / std = 1 / (1 - offset * inverse); 0 if the standard deviation is 0."""
     if not offset:
         return weight
     builder = weight.builder
@@ -214,7 +218,7 @@ def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
 
 
 def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
-    """dx = r (P q - k y A) with A = mean(q y), P the centering: linear in q and its own adjoint there.
+    """dx = r (P q - k y A) with A = mean(q y) and P the centering: linear and self-adjoint in q.
 
     With B = mean(v y): by y, -r k (A v + B q); by r, N (mean(v P q) - k A B) - r N A B dk/dr.
     """
@@ -228,7 +232,7 @@ def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None
 def projection_gradients(
     v: Tensor, q: Tensor, y: Tensor, r: Tensor, axis: int, offset: float = 0.0, centered: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of ``projected(q, y, r)`` by its three operands, by that of its result, ``v``."""
+    """The gradients for the three operands of ``projected(q, y, r)``, given that of its result, ``v``."""
     along_q, along_v = trailing_mean(q * y, axis), trailing_mean(v * y, axis)
     dy = -(v * _slope_by_std(r * along_q, r, offset) + q * _slope_by_std(r * along_v, r, offset))
     deviation = q - trailing_mean(q, axis) if centered else q
@@ -240,9 +244,9 @@ def projection_gradients(
 
 
 def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
-    """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+    """Compute statistics and result from centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
-    Where the rows are known to be short, x minus its mean goes through the standard's LayerNormalization, in one pass: its
+    If the rows are known to be short, x minus its mean goes through the standard's LayerNormalization, in one pass: its
     E[x²] - E[x]² is harmless there.
     """
     x = op.input
@@ -256,12 +260,12 @@ def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
 
 
 def centered_rows(x: Tensor, axis: int, pilot: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows minus a value near their mean, the mean of what that leaves, the population variance, and the mean.
+    """Return rows minus a value near their mean, the mean of that difference, the population variance, and the mean.
 
     Args:
         x: float32 or float64.
         axis: the first normalized axis, counted from the end (negative).
-        pilot: what is taken off; None is the mean, as rounding leaves it.
+        pilot: the value to subtract; None is the rounded mean.
     """
     taken = near_mean(x, trailing_mean(x, axis), axis) if pilot is None else pilot
     centered = x - taken
@@ -279,9 +283,9 @@ def _by_standard_operator(x: Tensor, axis: int, sizes: tuple[int, ...], epsilon:
 
 
 def near_mean(x: Tensor, mean: Tensor, axis: int) -> Tensor:
-    """``mean``, or the row's first element where the two agree to rounding: a constant row is then centered to zeros exactly.
+    """Return ``mean``, or the row's first element if the two agree to rounding: a constant row is then centered to exact zeros.
 
-    The mean of a constant row is rounded, and the noise it leaves would count as variance, which could come out negative.
+    Otherwise the rounding error of a constant row's mean would count as variance, which could be negative.
     """
     builder = x.builder
     axes = list(range(axis, 0))
@@ -308,9 +312,9 @@ def lower_standardize_gradient(op: Operation) -> Tensor:
 
 
 def inverse_deviation(square: Tensor, epsilon: float, offset: float = 0.0) -> Tensor:
-    """1 / (sqrt(square + epsilon) + offset); 0 where that is a division by zero.
+    """1 / (sqrt(square + epsilon) + offset); 0 instead of a division by zero.
 
-    Computed in float64: it multiplies every element of its row, and there is one per row only.
+    Computed in float64: it multiplies every element of its row, and there is only one per row.
     """
     builder = square.builder
     double = builder.cast(square, ir.DataType.DOUBLE)
@@ -324,10 +328,10 @@ def inverse_deviation(square: Tensor, epsilon: float, offset: float = 0.0) -> Te
 
 
 def _blocks(length: int) -> list[int] | None:
-    """Factors of a row's length near 32, in ascending order; at least two.
+    """Return factors of a row's length near 32, in ascending order; at least two.
 
-    None where one would be so small that blocks do not pay, or so large that its sum loses digits. Blocks are small because
-    rounding errors are not always random: squares of rounded numbers are 0, 1 or 4 modulo 8, and lose more than they gain.
+    None if one would be too small for blocks to pay, or so large that its sum loses digits. Blocks are small because rounding
+    errors are not always random: squares of rounded numbers are 0, 1 or 4 modulo 8, and lose more than they gain.
     """
     factors: list[int] = []
     remaining = length

@@ -1,7 +1,7 @@
-"""Sums and means that keep their digits, and what is built of them per channel.
+"""Sums and means that keep their digits, and per-channel helpers based on them.
 
 A runtime adds up a long contiguous run, or a long leading axis, with few accumulators: over 10⁶ terms of one sign ONNX
-Runtime's sums are off by 2e-5 and 5e-4. Where a run may be that long it is summed in blocks here.
+Runtime's sums are off by 2e-5 and 5e-4. Runs that may be that long are summed in blocks here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LONGEST_LEADING_RUN = 1024
 
 
 def channel_axes(x: Tensor) -> list[int]:
-    """All axes of ``x`` [N, C, ...] but the channel's."""
+    """All axes of ``x`` [N, C, ...] except the channel's."""
     return [0, *range(2, x.rank or 0)]
 
 
 def has_short_runs(x: Tensor) -> bool:
-    """Whether a plain reduction of ``x`` [N, C, ...] over its channel axes is known to keep its digits."""
+    """True if a plain reduction of ``x`` [N, C, ...] over its channel axes is known to keep its digits."""
     extents = [x.dimension(axis) for axis in range(2, x.rank or 0)]
     if not extents:
         batch = x.dimension(0)
@@ -33,7 +33,7 @@ def has_short_runs(x: Tensor) -> bool:
 
 
 def channel_sum(x: Tensor) -> Tensor:
-    """Sum ``x`` [N, C, ...] over all axes but the channel's: [C]."""
+    """Sum ``x`` [N, C, ...] over all axes except the channel's: [C]."""
     builder = x.builder
     if has_short_runs(x):
         return builder.op("ReduceSum", x, builder.integers(channel_axes(x)), keepdims=0, shape=[x.dimension(1)])
@@ -43,7 +43,7 @@ def channel_sum(x: Tensor) -> Tensor:
 
 
 def channel_mean(x: Tensor) -> Tensor:
-    """Mean of ``x`` [N, C, ...] over all axes but the channel's: [C]."""
+    """Average ``x`` [N, C, ...] over all axes except the channel's: [C]."""
     return channel_sum(x) / elements_per_channel(x)
 
 
@@ -55,7 +55,7 @@ def elements_per_channel(x: Tensor) -> Tensor:
 
 
 def blocked_sum(x: Tensor, axis: int) -> Tensor:
-    """Sum over one axis, of n elements, in three stages of about n^(1/3) elements each: errors grow with that, not with n.
+    """Sum over one axis of n elements in three stages of about n^(1/3) elements each: errors grow with n^(1/3), not with n.
 
     n may be known only at run time; every stage pads the axis with zeros to a multiple of its block.
     """
@@ -98,7 +98,7 @@ def per_channel(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def channel_affine(x: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """``x * slope + offset`` with [C] vectors; in one pass over ``x`` [N, C, ...] where the number of channels is known."""
+    """``x * slope + offset`` with [C] vectors; one pass over ``x`` [N, C, ...] if the number of channels is known."""
     channels = slope.dimension(0) or x.dimension(1)
     if channels is None or (x.rank or 0) < 3:
         return x * per_channel(slope, x) + per_channel(offset, x)

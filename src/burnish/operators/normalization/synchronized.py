@@ -1,20 +1,20 @@
-"""Batch normalization by statistics that come from elsewhere: its parts before and after an exchange of them.
+"""Batch normalization with exchanged statistics: its parts before and after the exchange between workers.
 
-A worker takes the moments of its own part of the batch, workers exchange them, and each normalizes its part by what they come to:
+A worker computes the moments of its part of the batch, workers exchange them, and each normalizes its part with the result:
 
     BatchNormMoments(x) -> moments, pivot             float64 [1 + 2 C]: count, means, sums of squares about them; and [C]
-    BatchNormMerge(gathered, scale; epsilon)          what the moments of all parts come to
-      -> count, center, precise, mean, inverse_std, variance, gain
+    BatchNormMerge(gathered, scale; epsilon)          the statistics from the moments of all parts
+        -> count, center, precise, mean, inverse_std, variance, gain
     BatchNormApply(x, pivot, center, gain, bias) -> y         (x - center) gain + bias
     BatchNormGradSums(dy, x, pivot, center) -> sums           float64 [2 C]: Σ dy and Σ dy (x - center)
-    BatchNormGradMerge(total, count, precise, scale)  what the sums over all parts come to
-      -> slope, offset, dscale, dbias
-    BatchNormGradApply(dy, x, pivot, center, gain, slope, offset) -> dx   dy gain + (x - center) slope + offset
+    BatchNormGradMerge(total, count, precise, scale)  the gradient's terms from the sums over all parts
+        -> slope, offset, dscale, dbias
+    BatchNormGradApply(dy, x, pivot, center, gain, slope, offset) -> dx     dy gain + (x - center) slope + offset
 
-``center``, the mean of all, ``precise``, the inverse deviation, both [C], and ``count`` [1] are float64; ``gain`` is the scale
-times the inverse deviation, and all other vectors have the dtype of the scale. ``pivot`` [C] is near the mean of the worker's
-part: (x - pivot) - (center - pivot) holds x - mean to the last bits, which x and a rounded mean do not. A worker without samples
-has count 0, and means and sums of 0.
+``center``, the mean over all parts, and ``precise``, the inverse deviation, both [C], and ``count`` [1] are float64; ``gain`` is
+the scale times the inverse deviation, and all other vectors have the dtype of the scale. ``pivot`` [C] is near the mean of the
+worker's part: (x - pivot) - (center - pivot) gives x - mean to the last bits, which x and a rounded mean do not. A worker
+without samples has count 0, and means and sums of 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DOUBLE = ir.DataType.DOUBLE
 
 
 def _sums(channels: int | None, ahead: int = 0) -> OutputType:
-    """A float64 vector of two blocks [C], and as many numbers ahead of them."""
+    """A float64 vector of two blocks [C], after ``ahead`` more numbers."""
     return OutputType(DOUBLE, ir.Shape([None if channels is None else ahead + 2 * channels]))
 
 
@@ -50,10 +50,10 @@ def _merged(operands: Operands) -> list[OutputType]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What BatchNormMerge gives: [C] of the layer's dtype where not said otherwise. Mean and variance of nothing at all are 0.
+    """The results of BatchNormMerge: [C] of the layer's dtype unless noted. The mean and variance of no elements are 0.
 
     Attributes:
-        count: float64 [1], of elements per channel.
+        count: float64 [1], the elements per channel.
         center, precise: mean and inverse standard deviation, float64.
         mean, inverse_std, variance: of the population, with epsilon under the root.
         gain: the scale times the inverse standard deviation.
@@ -91,8 +91,10 @@ def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
 
 
 def lower_merged(op: Operation) -> tuple[Tensor, ...]:
-    """The formulas of Chan, Golub and LeVeque 1983 for all parts at once: ``mean = Σ n_r mean_r / n`` and
-    ``M2 = Σ M2_r + n_r (mean_r - mean)²``."""
+    """The formulas of Chan, Golub and LeVeque 1983 for all parts at once.
+
+    ``mean = Σ n_r mean_r / n`` and ``M2 = Σ M2_r + n_r (mean_r - mean)²``.
+    """
     gathered, scale = op.required(0), op.required(1)
     builder = op.builder
     axis, first, one = builder.integers([0]), builder.integers([1]), builder.integers([1])
@@ -104,7 +106,7 @@ def lower_merged(op: Operation) -> tuple[Tensor, ...]:
     count = builder.op("ReduceSum", counts, axis, keepdims=0, shape=[1])
     divisor = builder.op("Max", count, 1.0)
     rough = builder.op("ReduceSum", counts * means, axis, keepdims=0, shape=scale.shape) / divisor
-    # The means differ by little, and rounding the large sum of them costs more than rounding that of their differences.
+    # The means differ by little, and rounding their large sum costs more than rounding the sum of their differences.
     mean = rough + builder.op("ReduceSum", counts * (means - rough), axis, keepdims=0, shape=scale.shape) / divisor
     away = means - mean
     variance = builder.op("ReduceSum", squares + counts * away * away, axis, keepdims=0, shape=scale.shape) / divisor
