@@ -1,8 +1,8 @@
-"""Operators: one file per family, with a record per operator and version that ``families`` lists.
+"""Operators: one file per family, with a record per operator and version, listed in ``families``.
 
-A family holds, for each operator, its gradient rule and, where it has one, its semantic gradient operator and that operator's
-lowering, side by side. An operator knows no engine. What walks the graph and calls the rules is ``burnish.autodiff``; what
-calls the lowerings is ``burnish.rewriting.stages``.
+A family contains, for each operator, its gradient rule and, if it has one, its semantic gradient operator with its lowering.
+Operators know no engine. ``burnish.autodiff`` walks the graph and calls the gradient rules; ``burnish.rewriting.stages`` calls
+the lowerings.
 """
 
 from burnish.operators.registry import (

@@ -22,10 +22,10 @@ SINGULAR_AT_ZERO = frozenset({"Div", "Log", "Pow", "Reciprocal", "ReduceLogSum",
 
 
 def _masked(condition: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
-    """``dy`` where ``condition`` holds, else 0.
+    """Return ``dy`` if ``condition`` is true, otherwise 0, elementwise.
 
-    With the output ``y`` given, as a product, which costs ONNX Runtime's CPU kernels half of what a Where does. 0·∞ would make it
-    NaN, so where a reader of ``y`` has an infinite slope at the values that are cut to zero (sqrt(relu(x))) it is a Where.
+    Given the output ``y``, it is a product, which costs ONNX Runtime's CPU kernels half of a Where. But 0·∞ is NaN, so it is a
+    Where if a reader of ``y`` has an infinite slope at the values cut to zero (sqrt(relu(x))).
     """
     builder = dy.builder
     if y is None or any(reader.op_type in SINGULAR_AT_ZERO for reader in y.value.consumers()):
@@ -34,20 +34,22 @@ def _masked(condition: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def relu(op: Operation, dy: Tensor) -> Tensor:
-    """The output tells where the input was positive; the input need not be kept."""
+    """The gradient of Relu from the output alone, so that the input need not be kept."""
     return RELU_GRAD(dy, op.output)
 
 
 def lower_relu_grad(op: Operation) -> Tensor:
-    """Inputs dY, Y; output dX = dY where Y > 0, else 0."""
+    """Inputs dY, Y; output dX = dY if Y > 0, otherwise 0."""
     dy, y = op.required(0), op.required(1)
     return _masked(op.builder.op("Greater", y, 0), dy, y)
 
 
 def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Zero outside the bounds and, as for PyTorch's relu6 and hardtanh, exactly on them, so that the output alone decides
-    and the input need not be kept. When a gradient of a bound is asked for, or a note says so, PyTorch's clamp is followed: on
-    the bound the cotangent goes to the input, beyond it to the bound; where the bounds cross, to the upper one.
+    """The gradient of Clip: zero outside the bounds and, like PyTorch's relu6 and hardtanh, exactly on them.
+
+    So the output alone decides and the input need not be kept. If the gradient of a bound is needed, or a note asks for it, the
+    rule is that of PyTorch's clamp: on the bound the cotangent goes to the input, beyond it to the bound; if the bounds cross, to
+    the upper one.
     """
     if subgradient_of(op.node) == WHOLE:
         return dy, None, None
@@ -74,7 +76,7 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def lower_clip_grad(op: Operation) -> Tensor:
-    """Inputs dY, Y and the bounds, one of which may be absent; output dX = dY where Y lies between them, else 0."""
+    """Inputs dY, Y and the bounds, one of them optional; output dX = dY if Y is strictly between them, otherwise 0."""
     builder, dy, y, low, high = op.builder, op.required(0), op.required(1), op.optional(2), op.optional(3)
     inside = [builder.op("Greater", y, low)] if low is not None else []
     inside += [builder.op("Less", y, high)] if high is not None else []
@@ -143,9 +145,9 @@ def hard_sigmoid(op: Operation, dy: Tensor) -> Tensor:
 
 
 def hard_swish(op: Operation, dy: Tensor) -> Tensor:
-    """y = x·h with h = HardSigmoid(x; 1/6, 1/2); the slope is 2h - 1/2 where 0 < h < 1, and h (0 or 1) elsewhere."""
+    """y = x·h with h = HardSigmoid(x; 1/6, 1/2); the slope is 2h - 1/2 for 0 < h < 1, otherwise h (0 or 1)."""
     builder, x = op.builder, op.input
-    if x.dtype == ir.DataType.DOUBLE:  # an attribute holds a sixth to the digits of float32
+    if x.dtype == ir.DataType.DOUBLE:  # an attribute stores a sixth with float32 digits
         h = builder.op("Clip", x / 6 + 0.5, builder.scalar(0, x), builder.scalar(1, x))
     else:
         h = builder.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
@@ -158,14 +160,15 @@ def thresholded_relu(op: Operation, dy: Tensor) -> Tensor:
 
 
 def shrink(op: Operation, dy: Tensor) -> Tensor:
-    """Beyond ±lambd the input is shifted by a constant, between them the output is 0."""
+    """The gradient of Shrink: outside ±lambd the input is shifted by a constant, inside the output is 0."""
     builder = op.builder
     return _masked(builder.op("Greater", builder.op("Abs", op.input), op.attribute("lambd", 0.5)), dy, op.output)
 
 
 def gelu(op: Operation, dy: Tensor) -> Tensor:
-    """With Φ the normal distribution function and φ its density, d(x·Φ(x)) = Φ(x) + x·φ(x), and for the tanh approximation
-    ½(1 + t) + ½x(1 - t²)·u' with t = tanh(u), u = √(2/π)(x + 0.044715x³).
+    """The gradient of Gelu: d(x·Φ(x)) = Φ(x) + x·φ(x), with Φ the normal distribution function and φ its density.
+
+    For the tanh approximation ½(1 + t) + ½x(1 - t²)·u' with t = tanh(u), u = √(2/π)(x + 0.044715x³).
     """
     builder, x = op.builder, op.input
     if op.attribute("approximate", "none") == "tanh":
@@ -195,7 +198,7 @@ def swish(op: Operation, dy: Tensor) -> Tensor:
 
 
 def gated_product(op: Operation) -> Tensor | None:
-    """x * sigmoid(x), as exporters write the sigmoid linear unit; None for any other product."""
+    """Emit x * sigmoid(x) as one operator, for a product that exporters write for SiLU; None for any other product."""
     one, other = op.required(0), op.required(1)
     for x, gate in ((one, other), (other, one)):
         maker = gate.value.producer()
@@ -209,7 +212,7 @@ def swish_in_training(op: Operation) -> Tensor | None:
 
 
 def _sigmoid_linear_unit(x: Tensor) -> Tensor | None:
-    """``burnish.Silu``, x * sigmoid(x), with sigmoid(x) beside it (Elfwing et al. 2017); None for sixteen bits."""
+    """Emit ``burnish.Silu``, x * sigmoid(x), which also returns sigmoid(x) (Elfwing et al. 2017); None for 16-bit types."""
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return None
     y, _ = SILU.emit(x)
@@ -217,7 +220,7 @@ def _sigmoid_linear_unit(x: Tensor) -> Tensor | None:
 
 
 def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | None:
-    """The gate is read by second derivatives."""
+    """The gradient of Silu; second derivatives also read the gate."""
     dx = None
     if dy is not None:
         dx = SILU_GRAD(dy, op.input, *op.outputs)
@@ -229,7 +232,7 @@ def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | No
 
 
 def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
-    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). All that is read is x's."""
+    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). The result is all for x."""
     dy, x, y, gate = (op.required(index) for index in range(4))
     by_dy = SILU_GRAD(v, x, y, gate) if op.wants(0) else None
     by_x = v * dy * (gate * (1 - gate) * (x * (1 - gate * 2) + 2)) if op.wants(1) else None
@@ -250,15 +253,15 @@ def lower_silu_grad(op: Operation) -> Tensor:
 def softmax(op: Operation, dy: Tensor) -> Tensor:
     """dx = y(dy - Σ dy·y) along the axis.
 
-    Where a reader puts zeros in place of rows, such as those that a mask leaves nothing of, its result stands for y: no gradient
-    reaches those rows, and 0·NaN would not be zero.
+    If a reader replaces rows with zeros, such as fully masked rows, its result is used for y: no gradient reaches those rows, and
+    0·NaN would not be zero.
     """
     axis = op.attribute("axis", -1)
     return SOFTMAX_GRAD(dy, _with_zero_rows(op, axis), axis=axis)
 
 
 def _with_zero_rows(op: Operation, axis: int) -> Tensor:
-    """The output of a Softmax, or what a reader makes of it that puts zeros in place of whole rows."""
+    """Return the output of a Softmax, or the result of a reader that replaces whole rows with zeros."""
     builder, value = op.builder, op.output.value
     while value.uses():
         readers = [use.node for use in value.uses() if use.node.op_type != "IsNaN"]
@@ -279,7 +282,7 @@ def _with_zero_rows(op: Operation, axis: int) -> Tensor:
 
 
 def _chooses_rows(condition: Tensor, value: ir.Value, axis: int) -> bool:
-    """Whether a condition is the same along an axis, or asks what is not a number, which a row is as a whole."""
+    """True if a condition is constant along an axis, or is IsNaN, which holds for whole rows."""
     producer = condition.value.producer()
     if producer is not None and producer.op_type == "IsNaN" and producer.inputs[0] is value:
         return True
@@ -308,7 +311,7 @@ def lower_log_softmax_grad(op: Operation) -> Tensor:
 
 
 def hardmax(op: Operation, dy: Tensor) -> None:
-    """Constant wherever it is continuous: no gradient flows."""
+    """No gradient: the derivative is zero wherever it exists."""
     return
 
 
@@ -319,7 +322,7 @@ SILU_GRAD = SemanticOperator(
     "SiluGrad", ("dy", "x", "y", "gate"), ("dx",), like("dy"), gradient=silu_double_backward, lowering=lower_silu_grad
 )
 SOFTMAX_GRAD = SemanticOperator("SoftmaxGrad", ("dy", "y"), ("dx",), like("y"), lowering=lower_softmax_grad)
-"""Of Softmax and LogSoftmax along ``axis``, from the cotangent of their output and the output, which is all that is read."""
+"""The gradient of Softmax along ``axis``, from the cotangent of the output and the output."""
 LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like("y"), lowering=lower_log_softmax_grad)
 
 _ALONG_AXIS: dict[str, Any] = {

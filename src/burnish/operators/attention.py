@@ -1,7 +1,7 @@
-"""The standard's attention layer and rotary position embedding, and ``burnish.Attention`` that recognized attention becomes.
+"""The standard's attention and rotary position embedding, and ``burnish.Attention`` for recognized attention.
 
 The standard's layer is decomposed for training, and its gradient follows from the parts. ``burnish.Attention`` is scaled
-dot-product attention (Vaswani et al. 2017) whose probabilities a kernel need not keep.
+dot-product attention (Vaswani et al. 2017); a kernel need not keep its probabilities.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
 
 STAGE_OUTPUT = 3
-"""The position of the optional output with what is computed of the scores."""
+"""The position of the optional output with an intermediate stage of the scores."""
 
 PADDED_MASKS = 24
-"""The version from which on a mask may be of fewer keys than there are; the others are left out."""
+"""From this version a mask may cover only the first keys; the other keys are excluded."""
 
 
 def attention(op: Operation) -> tuple[Tensor | None, ...]:
-    """ONNX Attention-23 to -25: masks, windows, groups of queries on one key, a cap of the scores, a cache."""
+    """ONNX Attention-23 to -25: masks, windows, grouped queries, a cap of the scores, a cache."""
     builder, q, k, v = op.builder, op.required(0), op.required(1), op.required(2)
     in_one = known_rank(op, q) == 3
     if in_one:
@@ -68,7 +68,7 @@ def attention(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 def rotary_embedding(op: Operation) -> Tensor:
-    """ONNX RotaryEmbedding-23: angles by position, or given for each token."""
+    """ONNX RotaryEmbedding-23: angles by position, or given per token."""
     builder, x, cosine, sine, positions = op.builder, op.required(0), op.required(1), op.required(2), op.optional(3)
     if positions is not None:
         cosine, sine = (builder.op("Gather", table, positions, axis=0) for table in (cosine, sine))
@@ -86,7 +86,7 @@ def rotary_embedding(op: Operation) -> Tensor:
 
 
 def _repeats(op: Operation, q: Tensor, k: Tensor) -> int | Tensor:
-    """How many heads of queries share one of keys; an int64 [1] where the graph alone knows."""
+    """Return the number of query heads per key head; an int64 tensor [1] if known only at run time."""
     if q.shape is not None and k.shape is not None and same_dimension(q.shape[1], k.shape[1]):
         return 1
     q_heads, kv_heads = q.dimension(1), k.dimension(1)
@@ -101,7 +101,7 @@ def _repeats(op: Operation, q: Tensor, k: Tensor) -> int | Tensor:
 
 
 def _bias(op: Operation, q: Tensor, k: Tensor, past_key: Tensor | None) -> tuple[Tensor | None, bool]:
-    """What is added to the scores, and whether it may leave a query no key at all."""
+    """Return the bias of the scores, and True if it may exclude all keys of a query."""
     builder, mask, lengths = op.builder, op.optional(3), op.optional(6)
     allowed: Tensor | None = None
     queries, keys = extent(q, 2), extent(k, 2)
@@ -122,12 +122,12 @@ def _bias(op: Operation, q: Tensor, k: Tensor, past_key: Tensor | None) -> tuple
         mask = None
     parts = [] if allowed is None else [as_bias(allowed, q.dtype)]
     parts += [] if mask is None else [builder.cast(mask, q.dtype)]
-    # A causal mask leaves a query its own place at least; a window need not where there are fewer keys than queries.
+    # With a causal mask a query sees at least itself; with a window it may see no key if keys are fewer than queries.
     return total(parts), any(option is not None for option in (op.optional(3), lengths, before))
 
 
 def _of_all_keys(op: Operation, mask: Tensor, k: Tensor, keys: Tensor) -> Tensor:
-    """A mask over as many keys as there are."""
+    """Extend a mask to all keys."""
     builder = op.builder
     if (operator_version("Attention", builder.opset) or 0) < PADDED_MASKS:
         return mask
@@ -142,7 +142,7 @@ def _of_all_keys(op: Operation, mask: Tensor, k: Tensor, keys: Tensor) -> Tensor
 
 
 LAST_TWO = [0, 1, 3, 2]
-"""Exchanges the axes of the matrices among heads."""
+"""A permutation that swaps the matrix axes of heads."""
 
 
 def _result_types(operands: Operands) -> list[OutputType]:
@@ -177,7 +177,7 @@ def lower_attention(op: Operation) -> tuple[Tensor, Tensor]:
 
 
 def attention_gradient(op: Operation, flow: Tensor | None, by_probabilities: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradient of the mask is that of the scores; what reads the probabilities beside the result adds to it."""
+    """The gradient of attention: that of the mask equals that of the scores; readers of the probabilities add to it."""
     query, key, value, mask = (op.optional(index) for index in range(4))
     if flow is not None and by_probabilities is None and not op.wants(3):
         settings = {name: op.attribute(name) for name in ("factor", "divisor", "zeros")}
@@ -210,7 +210,7 @@ def _gradients(
 
 
 def _scaled(op: Operation, scores: Tensor) -> Tensor:
-    """The scores, or their gradient, times the factor, or by the divisor: the number that the model has, to its last digit."""
+    """Multiply the scores or their gradient by the factor, or divide by the divisor: the model's number in all digits."""
     if op.attribute("factor") != 1.0:
         return scores * op.attribute("factor")
     return scores if op.attribute("divisor") == 1.0 else scores / op.attribute("divisor")
@@ -230,10 +230,10 @@ ATTENTION = SemanticOperator(
 )
 """softmax(query key * factor / divisor + mask) value, over heads.
 
-Query [N, H, M, D], key [N, H, D, L], transposed as the product reads it, and value [N, H, L, E] are of one dtype; mask broadcasts
-to [N, H, M, L] and may be left out. Result [N, H, M, E] has their dtype. The scores, the mask and the probabilities [N, H, M, L]
-are float32 where the heads have sixteen bits. Attributes: ``factor`` and ``divisor`` of the scores, one of them 1; ``zeros``:
-whether a query that no key is shown to has zeros for its probabilities, which would be NaN.
+Query [N, H, M, D], key [N, H, D, L] (already transposed) and value [N, H, L, E] have one dtype; mask is optional and broadcasts
+to [N, H, M, L]. The result [N, H, M, E] has their dtype. The scores, the mask and the probabilities [N, H, M, L] are float32 if
+the heads have 16 bits. Attributes: ``factor`` and ``divisor`` of the scores, one of them 1; ``zeros``: 1 if a query that sees
+no key has zeros for its probabilities instead of NaN.
 """
 ATTENTION_GRAD = SemanticOperator(
     "ScaledDotProductAttentionGrad",
@@ -242,7 +242,7 @@ ATTENTION_GRAD = SemanticOperator(
     like("query", "key", "value"),
     lowering=lower_attention_grad,
 )
-"""The gradients of attention but that of the mask, from that of the result; inputs and attributes are as above."""
+"""The gradients for query, key and value, from that of the result; inputs and attributes as above."""
 
 OPERATORS = [
     Operator(

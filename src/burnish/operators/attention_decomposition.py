@@ -1,4 +1,4 @@
-"""What attention layers consist of: heads, the scaled dot product with what is added to its scores, which keys a query sees.
+"""Parts of attention layers: heads, the scaled dot product with a bias, and the keys that a query sees.
 
 ``softmax(q kᵀ * scale + bias) v`` (Vaswani et al. 2017) over heads ``[batch, heads, sequence, head size]``.
 """
@@ -18,7 +18,7 @@ INDEX = ir.DataType.INT64
 
 
 class Stage(IntEnum):
-    """What attention computes of the scores on its way, numbered as the standard does (``qk_matmul_output_mode``)."""
+    """A stage of the scores in attention, with the standard's numbers (``qk_matmul_output_mode``)."""
 
     SCORES = 0
     CAPPED = 1
@@ -27,26 +27,26 @@ class Stage(IntEnum):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """``[batch, sequence, heads * size]`` to ``[batch, heads, sequence, size]``."""
+    """Reshape ``[batch, sequence, heads * size]`` to ``[batch, heads, sequence, size]``."""
     builder, width = x.builder, x.dimension(-1)
     target = builder.integers([0, 0, heads, -1 if width is None else width // heads])
     return builder.op("Transpose", builder.op("Reshape", x, target), perm=[0, 2, 1, 3])
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """``[batch, heads, sequence, size]`` to ``[batch, sequence, heads * size]``."""
+    """Reshape ``[batch, heads, sequence, size]`` to ``[batch, sequence, heads * size]``."""
     builder, heads, size = x.builder, x.dimension(1), x.dimension(3)
     width = -1 if heads is None or size is None else heads * size
     return builder.op("Reshape", builder.op("Transpose", x, perm=[0, 2, 1, 3]), builder.integers([0, 0, width]))
 
 
 def repeat_heads(x: Tensor, repeats: int | Tensor, like: Tensor | None = None) -> Tensor:
-    """``[batch, heads, sequence, size]`` to ``[batch, heads * repeats, sequence, size]``, each head repeated in a row.
+    """Repeat each head: ``[batch, heads, sequence, size]`` to ``[batch, heads * repeats, sequence, size]``, copies adjacent.
 
     Args:
         x: the heads.
-        repeats: how often; an int64 [1] where only the graph knows.
-        like: has as many heads as the result.
+        repeats: number of copies; an int64 tensor [1] if known only at run time.
+        like: a tensor with the heads of the result.
     """
     if isinstance(repeats, int) and repeats == 1:
         return x
@@ -87,12 +87,12 @@ def places(builder: Builder, length: Tensor) -> Tensor:
 def visible(
     queries: Tensor, keys: Tensor, offset: Tensor | None = None, before: int | None = None, after: int | None = None
 ) -> Tensor:
-    """Which keys a query sees, booleans ``[..., queries, keys]``: from ``before`` places before its own to ``after`` after it.
+    """Emit the mask of visible keys, bool ``[..., queries, keys]``, from ``before`` places before the query to ``after`` after.
 
     Args:
-        queries: how many there are, int64 [1].
-        keys: how many there are, int64 [1].
-        offset: how many keys come before the first query, an int64 that broadcasts to ``[..., queries, 1]``; none by default.
+        queries: number of queries, int64 [1].
+        keys: number of keys, int64 [1].
+        offset: number of keys before the first query, an int64 that broadcasts to ``[..., queries, 1]``; 0 by default.
         before: None for all.
         after: None for all; at least one of the two is a number. 0 is causal attention.
     """
@@ -114,7 +114,7 @@ def visible(
 
 
 def as_bias(allowed: Tensor, dtype: ir.DataType, excluded: float = -np.inf) -> Tensor:
-    """0 where a mask is true, ``excluded`` elsewhere."""
+    """Return 0 for true elements of a mask, otherwise ``excluded``."""
     builder = allowed.builder
     if allowed.array is not None:
         return builder.constant(np.where(allowed.array, 0.0, excluded).astype(dtype.numpy()))
@@ -122,7 +122,7 @@ def as_bias(allowed: Tensor, dtype: ir.DataType, excluded: float = -np.inf) -> T
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The sum of what there is."""
+    """Return the sum of tensors; None if there are none."""
     result: Tensor | None = None
     for tensor in tensors:
         result = tensor if result is None else result + tensor
@@ -148,13 +148,13 @@ def scaled_dot_product(
         q: ``[batch, heads, queries, size]``.
         k: ``[batch, heads, keys, size]``.
         v: ``[batch, heads, keys, value size]``.
-        scale: of the scores; ``1 / sqrt(size)`` by default.
-        bias: what is added to the scores, broadcast to them.
-        may_exclude_all: whether ``bias`` may be -inf for all keys of a query, whose output is then 0.
-        softcap: the scores become ``softcap * tanh(scores / softcap)``; 0 leaves them.
-        softmax_dtype: what the softmax is computed in; the dtype of the scores by default.
-        sink: a further score in the softmax that no value belongs to, broadcast to ``[batch, heads, queries, 1]``.
-        stage: what to return beside the output.
+        scale: factor of the scores; ``1 / sqrt(size)`` by default.
+        bias: added to the scores, broadcast to them.
+        may_exclude_all: True if ``bias`` may be -inf for all keys of a query; the output of that query is 0.
+        softcap: the scores become ``softcap * tanh(scores / softcap)``; 0 for no cap.
+        softmax_dtype: dtype of the softmax; the dtype of the scores by default.
+        sink: an extra score in the softmax without a value, broadcast to ``[batch, heads, queries, 1]``.
+        stage: the stage to return with the output.
 
     Returns:
         The output ``[batch, heads, queries, value size]``, and the stage ``[batch, heads, queries, keys]`` or None.
@@ -165,7 +165,7 @@ def scaled_dot_product(
     capped = builder.op("Tanh", scores / softcap) * softcap if softcap else scores
     excluded = None
     if bias is not None and may_exclude_all:
-        # A softmax over -inf alone is no number: such a row is computed without its bias, and put to zero after it.
+        # A softmax over only -inf is NaN: such rows are computed without their bias, and set to zero afterwards.
         largest = builder.op("ReduceMax", bias, builder.integers([-1]), keepdims=1)
         excluded = builder.op("Equal", largest, builder.scalar(-np.inf, bias))
         bias = builder.op("Where", excluded, builder.scalar(0.0, bias), bias)
@@ -185,7 +185,7 @@ def scaled_dot_product(
 
 
 def _without(excluded: Tensor, tensor: Tensor, number: float) -> Tensor:
-    """A number in the rows of queries that no key is left to."""
+    """Replace the rows of queries that see no key with a number."""
     builder = tensor.builder
     return builder.op("Where", excluded, builder.scalar(number, tensor), tensor, like=tensor)
 
@@ -205,10 +205,10 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, dimens
 
     Args:
         x: ``[..., size]``.
-        cosine: of the angles, broadcast to ``[..., half]``, half of what is rotated.
-        sine: likewise.
-        interleaved: whether neighbours are rotated together, in place of elements of the first half with those of the second.
-        dimension: how many of the leading elements are rotated; 0 for all.
+        cosine: cosines of the angles, broadcast to ``[..., half]``, half of the rotated elements.
+        sine: sines of the angles, likewise.
+        interleaved: True to rotate neighbours together; otherwise elements of the first half with those of the second.
+        dimension: number of leading elements to rotate; 0 for all.
     """
     builder, size = x.builder, x.dimension(-1)
     rest = None

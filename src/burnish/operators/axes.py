@@ -1,4 +1,4 @@
-"""What is known of the axes of a value, and how a rule that tells those of a node's results sees the node."""
+"""Layouts: knowledge about the axes of a value; and the view that a rule for axes has of a node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LONGEST = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known of a value.
+    """The knowledge about a value.
 
     Attributes:
-        axes: of what its places are; None where not even their number is known.
-        is_constant: whether its elements are the same for every batch.
-        numbers: its elements, where it is a scalar or a short list of integers or truth values.
+        axes: the content of each axis; None if not even the rank is known.
+        is_constant: True if its elements are the same for every batch.
+        numbers: its elements, if it is a scalar or a short list of integers or booleans.
         reason: why there are no axes.
     """
 
@@ -34,7 +34,7 @@ class Layout:
 
 
 def small_numbers(value: ir.Value) -> tuple[Number, ...] | None:
-    """Return the elements of a constant that is a scalar or a short list of integers or truth values; else None."""
+    """Return the elements of a constant that is a scalar or a short list of integers or booleans; otherwise None."""
     shape = static_shape(value)
     is_small = shape is not None and len(shape) < 2 and sum(shape) <= LONGEST
     is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
@@ -43,7 +43,7 @@ def small_numbers(value: ir.Value) -> tuple[Number, ...] | None:
 
 
 def einsum_terms(equation: str) -> tuple[list[str], str]:
-    """Return the letters of each operand of an Einsum and of its result, of each that occurs once where that is left out."""
+    """Return the letters of each Einsum operand and of its result; a missing result has the letters that occur once."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         once = sorted(letter for letter in set(left) - {",", "."} if left.count(letter) == 1)
@@ -52,36 +52,36 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
 
 
 class Untold(Exception):
-    """What an operator does with the axes of its operands is not known."""
+    """The effect of an operator on the axes of its operands is unknown."""
 
 
 class Following(Protocol):
-    """What follows nodes, for those that have bodies."""
+    """The analysis that a node with bodies calls on them."""
 
     def layout(self, value: ir.Value) -> Layout:
-        """What is known of a value."""
+        """Return the layout of a value."""
         ...
 
     def assume(self, value: ir.Value, layout: Layout) -> None:
-        """Take what is known of an input of a body for given."""
+        """Set the layout of an input of a body."""
         ...
 
     def follow(self, graph: ir.Graph) -> None:
-        """Find out what is known of all values of a body."""
+        """Compute the layouts of all values of a body."""
         ...
 
     def key(self, node: ir.Node) -> str:
-        """The same for a node each time, and another for each."""
+        """Return a key that is unique to a node."""
         ...
 
 
 class Call:
-    """A node, as a rule sees it.
+    """A node as seen by a rule.
 
     Args:
         node: the node.
-        operands: the layouts of its inputs; None for one that is left out.
-        analysis: that it is a part of; None for a node that is looked at alone.
+        operands: the layouts of its inputs; None for an omitted one.
+        analysis: the analysis that the node belongs to; None for a single node.
     """
 
     def __init__(self, node: ir.Node, operands: Sequence[Layout | None], analysis: Following | None = None):
@@ -97,12 +97,12 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Begins the keys of the symbols that this node makes up."""
+        """The prefix of the keys of symbols that this node creates."""
         return "" if self._analysis is None else self._analysis.key(self.node)
 
     @property
     def reason(self) -> str:
-        """Why samples are lost here."""
+        """The reason for samples lost at this node."""
         return f"{describe_node(self.node)} mixes samples, or puts them where they cannot be told apart"
 
     def has(self, index: int) -> bool:
@@ -115,10 +115,10 @@ class Call:
         return operand
 
     def axes(self, index: int = 0) -> Axes:
-        """The axes of an operand.
+        """Return the axes of an operand.
 
         Raises:
-            Untold: they are not known.
+            Untold: they are unknown.
         """
         operand = self.layout(index)
         if operand.axes is None:
@@ -129,10 +129,10 @@ class Call:
         return len(self.axes(index))
 
     def numbers(self, index: int) -> tuple[Number, ...]:
-        """The elements of a list of integers; made up where only their number is known.
+        """Return the elements of a list of integers; new unknowns if only their number is known.
 
         Raises:
-            Untold: it is not.
+            Untold: their number is unknown.
         """
         operand = self.layout(index)
         if operand.numbers is not None:
@@ -145,7 +145,7 @@ class Call:
         return tuple(self.unknown(f"{index}:{place}", operand.is_constant) for place in range(length))
 
     def integers(self, index: int) -> list[int] | None:
-        """The elements of a list of integers, where all are known."""
+        """Return the elements of a list of integers, if all are known."""
         if not self.has(index):
             return None
         numbers = self.layout(index).numbers
@@ -153,7 +153,7 @@ class Call:
         return None if numbers is None or None in known else [integer for integer in known if integer is not None]
 
     def named_axes(self) -> Sequence[int] | None:
-        """The axes that the second operand names, or the attribute; None where neither is there.
+        """Return the axes in the second operand, or in the attribute; None if neither is present.
 
         Raises:
             Untold: the operand is computed.
@@ -167,26 +167,26 @@ class Call:
         return axes
 
     def unknown(self, name: str, constant: bool) -> Number:
-        """A number that only the running graph knows."""
+        """Return a number known only at run time."""
         key = f"{self.key}:{name}"
         return Number(1, (Factor(key, Kind.FIXED) if constant else lost(key, self.reason),))
 
     def fixed(self, name: str) -> Axis:
-        """An axis of an extent that is not known, and the same for every batch."""
+        """Return an axis of unknown extent that is the same for every batch."""
         return (Factor(f"{self.key}:{name}", Kind.FIXED),)
 
     def lost(self, name: str = "") -> Axis:
         return (lost(f"{self.key}:{name}", self.reason),)
 
     def places(self, count: int) -> Axis:
-        """An axis of ``count`` places."""
+        """Return an axis of ``count`` places."""
         return () if count == 1 else (count,)
 
     def rest(self, output: int, start: int, rank: int | None = None) -> Axes:
-        """The axes of an output from one on, where their extents are the same for every batch.
+        """Return the axes of an output from ``start`` on, with extents that are the same for every batch.
 
         Raises:
-            Untold: neither shape inference found how many there are, nor is ``rank`` given.
+            Untold: shape inference found no rank and ``rank`` is None.
         """
         return tuple(
             self.fixed(f"{output} axis {axis}") if extent is None else self.places(extent)
@@ -194,23 +194,23 @@ class Call:
         )
 
     def lost_rest(self, output: int, start: int, rank: int | None = None) -> Axes:
-        """The axes of an output from one on, where samples are lost in them; errors as ``rest``."""
+        """Return the axes of an output from ``start`` on, with samples lost in them; errors like ``rest``."""
         return tuple(self.lost(f"{output} axis {axis}") for axis in range(start, len(self._declared(output, rank))))
 
     def array(self, index: int) -> np.ndarray | None:
-        """An operand that is a constant."""
+        """Return an operand if it is a constant."""
         return constant_array(self.node.inputs[index]) if self.has(index) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return attribute_value(self.node, name, default)
 
     def axis(self, name: str = "axis", default: int = 0, rank: int | None = None) -> int:
-        """An attribute that is an axis, counted from the front."""
+        """Return an attribute with an axis, counted from the front."""
         rank = self.rank() if rank is None else rank
         return int(self.attribute(name, default)) % max(1, rank)
 
     def declared(self) -> list[int | None]:
-        """The extents of the first output that shape inference found.
+        """Return the extents of the first output from shape inference.
 
         Raises:
             Untold: it found no rank.
@@ -225,9 +225,9 @@ class Call:
 
 
 AxesRule = Callable[[Call], Axes | list[Axes | None] | list[Layout]]
-"""Tells the axes of the first result; or, in a list, of all, None of one where they are not known.
+"""A rule that returns the axes of the first result, or a list for all results with None for unknown axes.
 
-An operator with bodies tells all that is known of each result.
+An operator with bodies returns the layout of each result.
 """
 MixesRule = Callable[[Call], Axes]
-"""Tells the axes whose places go into one element of a result together."""
+"""A rule that returns the axes whose places are combined into one element of a result."""

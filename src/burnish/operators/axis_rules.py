@@ -1,7 +1,7 @@
-"""What operators of the standard do with the axes of their operands: which axis of an operand is which axis of a result.
+"""Axis rules of the standard's operators: the correspondence between axes of operands and axes of results.
 
-Places that are picked by numbers may be those of other samples, or of the same in another order: an axis of samples is lost then.
-The last rules tell which axes an operator works along.
+Places picked by indices may belong to other samples, or to the same in another order: then a sample axis is lost. The last
+rules return the axes that an operator works along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from burnish.operators.extents import Axes, Axis, Kind, Number, Target, axis_of,
 
 
 def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
-    """The axes that operands come to which are broadcast against each other."""
+    """Return the axes of operands that are broadcast against each other."""
 
     def two(one: Axes, other: Axes) -> Axes:
         rank = max(len(one), len(other))
@@ -65,7 +65,7 @@ def determinant(call: Call) -> Axes:
 
 
 def largest(call: Call) -> list[Axes | None]:
-    """Along an axis of samples it puts them in another order."""
+    """TopK: along a sample axis it reorders the samples."""
     at = call.axis(default=-1)
     axes, (count,) = call.axes(), call.numbers(1)
     chosen: Axis = call.lost()
@@ -83,7 +83,7 @@ def reversed_sequence(call: Call) -> Axes:
 _EXPONENTIAL = ("Exp", "Softmax", "LogSoftmax")
 
 LARGEST = 2**31 - 1
-"""A bound of a slice from here on means "to the end"."""
+"""A slice bound from here on means "to the end"."""
 
 
 def reshape(call: Call) -> Axes:
@@ -131,7 +131,7 @@ def transpose(call: Call) -> Axes:
 
 
 def concat(call: Call) -> Axes:
-    """Along an axis of samples, those of one operand come after all of another: a worker's are not side by side."""
+    """Along a sample axis the samples of one operand follow all those of another: a worker's samples are not adjacent."""
     at = call.axis()
     parts = [call.axes(index) for index in range(len(call))]
     if len(parts) == 1:
@@ -195,7 +195,7 @@ def expand(call: Call) -> Axes:
 
 
 def tile(call: Call) -> Axes:
-    """Copies of a whole axis stand one after the other: their number is the slowest factor."""
+    """Copies of a whole axis follow one another: their number is the slowest factor."""
     axes = []
     for at, (axis, number) in enumerate(zip(call.axes(), call.numbers(1), strict=True)):
         copies = axis_of(number, f"{call.key}:copies {at}", call.reason)
@@ -234,7 +234,7 @@ def multinomial(call: Call) -> Axes:
 
 
 def counted(call: Call) -> Axes:
-    """The numbers from 0 up to that of the samples count a worker's own."""
+    """A Range from 0 to the number of samples numbers a worker's own samples."""
     start, limit, step = (call.numbers(index) for index in range(3))
     if start == (Number(0),) and step == (Number(1),):
         return (axis_of(limit[0], f"{call.key}:0", call.reason),)
@@ -259,7 +259,7 @@ def compressed(call: Call) -> Axes:
 
 
 def resized(call: Call) -> Axes:
-    """Axes whose extent is kept are as they were, where samples are among them; the others are of the image or the signal."""
+    """Axes of unchanged extent stay the same if samples are among them; the others belong to the image or signal."""
     axes = call.axes()
     if any(has(axis, Kind.LOST) for axis in axes):
         raise Untold(call.reason)
@@ -274,7 +274,7 @@ def resized(call: Call) -> Axes:
 
 
 def _kept(call: Call, rank: int) -> set[int]:
-    """The axes that stay what they are."""
+    """Return the axes that do not change."""
     operator = call.node.op_type
     if operator == "DFT":
         transformed = call.integers(2) if call.has(2) else [int(call.attribute("axis", -2))]
@@ -292,7 +292,7 @@ def _kept(call: Call, rank: int) -> set[int]:
 
 
 def product_axes(call: Call, left: Axes, right: Axes) -> Axes:
-    """Those of a product by ``numpy.matmul``."""
+    """Return the axes of a product by the rules of ``numpy.matmul``."""
     if not left or not right:
         raise Untold(call.reason)
     outer = broadcast_axes(call, [left[:-2], right[:-2]])
@@ -327,7 +327,7 @@ def einsum(call: Call) -> Axes:
             ellipses.append(axes[len(before) : len(axes) - len(behind)])
     before, _, behind = result.partition("...")
     wide = broadcast_axes(call, ellipses) if ellipses else ()
-    # A letter of no operand is an error of the model, which the operator names.
+    # A letter without an operand is an error in the model, which the operator reports.
     return (*(letters.get(letter, ()) for letter in before), *wide, *(letters.get(letter, ()) for letter in behind))
 
 
@@ -344,15 +344,15 @@ def of_another_rank(call: Call) -> list[Axes | None]:
 
 
 def _of_each_sample(call: Call, rank: int | None, batch: int) -> list[Axes | None]:
-    """The samples stay along the first axis; the other axes of the result are made of the other axes.
+    """Keep the samples along the first axis; the other axes of the result are made from the other axes.
 
     Args:
         call: the node.
-        rank: of the result, where shape inference knows none.
-        batch: how many first axes of the other operands are those of the samples.
+        rank: the rank of the result if shape inference has none.
+        batch: number of leading sample axes in the other operands.
     """
     if not call.axes():
-        return [None] * len(call.node.outputs)  # a scalar, which such an operator does not take: the engine will say so
+        return [None] * len(call.node.outputs)  # the operator does not accept a scalar: the engine will report it
     first, *others = call.axes()
     for index in range(1, len(call)):
         others += call.axes(index)[batch:] if call.has(index) else ()
@@ -378,7 +378,7 @@ def attention(call: Call) -> Axes:
 
 
 def _picked(call: Call, axes: Sequence[Axis]) -> Axes:
-    """The axes of numbers that pick among samples."""
+    """Return the axes of indices that pick among samples."""
     return tuple(axis if is_fixed(axis) else call.lost(f"picked {at}") for at, axis in enumerate(axes))
 
 
@@ -425,7 +425,7 @@ def scatter_slices(call: Call) -> Axes:
 
 
 def _where_told(call: Call, axes: Axes, put: Axes) -> Axes:
-    """The axes of what is written into, but lost where those of what is put there are."""
+    """Return the axes of the tensor that is written to, lost where the axes of the written values are lost."""
     pairs = enumerate(zip(axes, put, strict=True))
     return tuple(call.lost(f"put {at}") if has(new, Kind.LOST) else axis for at, (axis, new) in pairs)
 
@@ -442,7 +442,7 @@ def one_hot(call: Call) -> Axes:
 
 
 def regions(call: Call) -> Axes:
-    """A row for each region, whatever samples these are of."""
+    """One row per region, of any sample."""
     return (call.axes(1)[0], *call.rest(0, 1))
 
 
@@ -455,7 +455,7 @@ def scalar(call: Call) -> Axes:
 
 
 ROUNDS = 4
-"""After this many rounds, the layouts of what a loop carries have settled, or are lost."""
+"""After this many rounds, the layouts carried by a loop have settled, or are lost."""
 
 
 def branches(call: Call) -> list[Layout]:
@@ -502,9 +502,9 @@ def scan(call: Call) -> list[Layout]:
 def _settled(
     call: Call, body: ir.Graph, inputs: Sequence[ir.Value], carried: list[Layout], first: int
 ) -> tuple[list[Layout], list[Layout]]:
-    """What a body carries from one round to the next, and what else it gives.
+    """Return the layouts that a body carries from one round to the next, and those of its other outputs.
 
-    ``first`` is the output from which on it carries.
+    ``first`` is the index of the first carried output.
     """
     for last in (*[False] * ROUNDS, True):
         for value, layout in zip(inputs, carried, strict=True):
@@ -531,7 +531,7 @@ def _stacked(layout: Layout, count: Axis, at: int) -> Layout:
 
 
 def _either(call: Call, one: Layout, other: Layout, name: str, constant: bool) -> Layout:
-    """What is known of a value that is one of two."""
+    """Return the layout of a value that is one of two."""
     constant = constant and one.is_constant and other.is_constant
     if one.axes is None or other.axes is None or len(one.axes) != len(other.axes):
         return Layout(None, constant, reason=one.reason or other.reason or call.reason)
@@ -552,12 +552,12 @@ def _either_axis(call: Call, one: Axis, other: Axis, name: str) -> Axis:
 
 
 def named_axis(call: Call) -> Axes:
-    """The axis of an attribute, by default the last."""
+    """The axis in an attribute, by default the last."""
     return (call.axes()[call.axis(default=-1)],)
 
 
 def following_axes(call: Call) -> Axes:
-    """That of an attribute and those after it."""
+    """The axis in an attribute and the ones after it."""
     return call.axes()[call.axis(default=-1) :]
 
 
@@ -569,13 +569,13 @@ def reduced_axes(call: Call) -> Axes:
 
 
 def extreme_axes(call: Call) -> Axes:
-    """Of a reduction whose result is only subtracted, from the exponents of a softmax, nothing depends on it."""
+    """ReduceMax: no axes if the result is only subtracted from the exponents of a softmax, which does not depend on it."""
     readers = call.node.outputs[0].consumers()
     return () if readers and all(_is_exponent(reader) for reader in readers) else reduced_axes(call)
 
 
 def _is_exponent(node: ir.Node) -> bool:
-    """Whether a node gives a difference that is read as an exponent."""
+    """True if a node computes a difference that is read as an exponent."""
     return node.op_type == "Sub" and any(reader.op_type in _EXPONENTIAL for reader in node.outputs[0].consumers())
 
 
@@ -601,12 +601,12 @@ def time_axis(call: Call) -> Axes:
 
 
 def keys_axis(call: Call) -> Axes:
-    """The axis of an attention along which its softmax is taken."""
+    """The axis of the softmax in an attention."""
     return (call.axes(1)[-2],)
 
 
 def scanned(call: Call) -> Axes:
-    """The axes that are gone along, where each round reads what the one before it leaves."""
+    """The axes that a Scan iterates over, if each round reads a state from the round before."""
     number = int(call.attribute("num_scan_inputs"))
     states = len(call) - number
     along = call.attribute("scan_input_axes", [0] * number)

@@ -1,41 +1,42 @@
-"""Collectives: what workers that train one model together exchange, as semantic operators of a training graph.
+"""Collectives: exchanges between workers that train one model together, as semantic operators of a training graph.
 
-A training graph says where a value of the whole batch is needed that a worker has only its part of. Alone, the part is the whole,
-and every operator here is lowered to its operand. A session of several workers keeps them (``burnish.distributed``).
+A training graph marks each value that must cover the whole batch, although a worker has only its part. For a single worker the
+part is the whole, and every operator here is lowered to its operand. A session of several workers keeps them
+(``burnish.distributed``).
 
-    AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
-    AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
-    AllReduceWhere(x, when; parameter) -> y        the sum over the workers in steps in which ``when``, a boolean scalar, is true;
-                                                   else x, which differs between workers, and must not get into what the graph
-                                                   returns. ``parameter``: the initializer whose gradient x is
-    PartsOf(x) -> y                                the sum over the workers where the gradients that x is computed of are those of
-                                                   each worker's part of the batch; x where they are of the whole batch
-    AllReduceStart(x1, x2, ...) -> buffer          begins an AllReduce, which AllReduceFinish(buffer, x1, ...) -> y1, ... ends
-    ReduceScatterStart(x1, x2, ...; owners) -> buffer   begins to add up each value on the worker that owns it; the owners ascend
-    ReduceScatterFinish(buffer, x1, ...) -> y1, ..., end    the sums of this worker's values, whose shapes it reads, and a vector
-                                                   of nothing
-    GatherOwned(x1, x2, ..., when; owners, conditional) -> y1, y2, ...   of each value, what the worker that owns it has; with
-                                                   ``conditional`` in steps in which ``when``, a boolean scalar, is true, else x
-    SampleShare(x) -> y                            x times the part of the batch's samples that this worker has: for what is the
-                                                   same on every worker
-    ShardCount(count, mean) -> count               the number of elements that the statistics of the layer of ``mean`` are of;
-                                                   ``count`` is that of this worker's part
-    ShardMean(mean, variance, weight) -> mean, variance     the averages [C] over the workers by weight, the number of elements,
-                                                   where each has its own statistics
-    AllReduceRows(indices, rows; table) -> indices, rows   the sum over the workers of the gradient of a table that is kept as
-                                                   rows: of each row that any worker read, ascending. ``table``: the initializer
-    AllGatherRows(indices1, rows1, indices2, ...) -> indices1, rows1, ...   the rows of all workers, each of which has any number
-                                                   of them, in the order of the ranks
-    LookUpRows(part1, indices1, part2, ...; tables, extents) -> rows1, ...   rows of tables of which each worker holds those whose
-                                                   index has its rank as the remainder by the number of workers. ``tables``: the
-                                                   initializers; ``extents``: how many rows each has
-    ScatterRows(indices1, rows1, indices2, ...) -> places1, rows1, ...   each row goes to the worker that holds that row of the
-                                                   table; what a worker gets of all, in the order of the ranks, with the places in
-                                                   its part
-    WorkerRank() -> rank                           the rank of this worker, an int64 scalar
+    AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...     the sums over the workers, each like its operand
+    AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...     [workers, ...]: the values of all workers, in rank order
+    AllReduceWhere(x, when; parameter) -> y         the sum over the workers in steps with ``when``, a boolean scalar, true;
+                                                    otherwise x, which differs between workers and must not reach the
+                                                    graph's results. ``parameter``: the initializer with gradient x
+    PartsOf(x) -> y                                 the sum over the workers if x is computed from gradients of each worker's
+                                                    part of the batch; x if from gradients of the whole batch
+    AllReduceStart(x1, x2, ...) -> buffer           begins an AllReduce; AllReduceFinish(buffer, x1, ...) -> y1, ... ends it
+    ReduceScatterStart(x1, x2, ...; owners) -> buffer         begins to sum each value on the worker that owns it; owners ascend
+    ReduceScatterFinish(buffer, x1, ...) -> y1, ..., end      the sums of this worker's values, whose shapes it reads, and an
+                                                    empty vector
+    GatherOwned(x1, x2, ..., when; owners, conditional) -> y1, y2, ...    each value from the worker that owns it; with
+                                                    ``conditional``, only in steps with ``when``, a boolean scalar, true,
+                                                    otherwise x
+    SampleShare(x) -> y                             x times this worker's share of the batch's samples, for values that are
+                                                    the same on every worker
+    ShardCount(count, mean) -> count                the number of elements in the statistics of the layer of ``mean``;
+                                                    ``count`` is the number in this worker's part
+    ShardMean(mean, variance, weight) -> mean, variance       the averages [C] over the workers by weight, the number of
+                                                    elements, if each worker has its own statistics
+    AllReduceRows(indices, rows; table) -> indices, rows      the sum over the workers of a table's gradient kept as rows:
+                                                    each row that any worker read, ascending. ``table``: the initializer
+    AllGatherRows(indices1, rows1, indices2, ...) -> indices1, rows1, ...     the rows of all workers, any number from each,
+                                                    in rank order
+    LookUpRows(part1, indices1, part2, ...; tables, extents) -> rows1, ...    rows of tables spread over the workers: a worker
+                                                    holds the rows whose index modulo the number of workers is its rank.
+                                                    ``tables``: the initializers; ``extents``: their numbers of rows
+    ScatterRows(indices1, rows1, indices2, ...) -> places1, rows1, ...        sends each row to the worker that holds it in the
+                                                    table; a worker gets its rows in rank order, with their places in its part
+    WorkerRank() -> rank                            the rank of this worker, an int64 scalar
 
-Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
-divided by the totals of all, so that the sum of the workers' losses is the loss of the batch, and that of their gradients its
+Every worker has the same parameters, and a part of the batch of any size. The loss that a worker differentiates is its own sums
+divided by the totals over all workers, so the workers' losses add up to the loss of the batch, and their gradients to its
 gradient.
 """
 
@@ -52,12 +53,13 @@ from burnish.operators.registry import Operation
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
 
 Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples", "rows"]
-"""What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
-layer in forward and backward; how many samples each worker has; sums over the rows of tables that are spread."""
+"""The purpose of a collective: divisors; reported figures; gradients of parameters; running statistics; statistics of a layer in
+forward and backward; numbers of samples per worker; sums over the rows of spread tables.
+"""
 
 
 def _exchanged(operands: Operands) -> tuple[Tensor, ...]:
-    """The operands without what says how many samples a worker has (``counted``) or whether to exchange (``conditional``)."""
+    """Return the operands without the number of samples (``counted``) and the condition (``conditional``)."""
     beside = (operands.attributes.get("counted") or 0) + (operands.attributes.get("conditional") or 0)
     tensors = [tensor for tensor in operands.tensors if tensor is not None]
     return tuple(tensors[: len(tensors) - beside])
@@ -80,7 +82,7 @@ def _gathered(operands: Operands) -> list[OutputType]:
 
 
 def _any_rows(operands: Operands) -> list[OutputType]:
-    """The dtypes of the operands, with a first extent that only a run tells."""
+    """The dtypes of the operands, with a first extent known only at run time."""
     return [
         OutputType(tensor.dtype, None if tensor.shape is None else ir.Shape([None, *tensor.shape.dims[1:]]))
         for tensor in _exchanged(operands)
@@ -88,7 +90,7 @@ def _any_rows(operands: Operands) -> list[OutputType]:
 
 
 def _looked_up(operands: Operands) -> list[OutputType]:
-    """As many rows of each table as there are indices."""
+    """One row of each table per index."""
     tensors = _exchanged(operands)
     return [
         OutputType(part.dtype, None if part.shape is None else ir.Shape([indices.dimension(0), *part.shape.dims[1:]]))
@@ -97,7 +99,7 @@ def _looked_up(operands: Operands) -> list[OutputType]:
 
 
 def _buffer(operands: Operands) -> list[OutputType]:
-    """A vector of all that is exchanged; of a size that is not known where not all of it may be."""
+    """A vector of all exchanged values; of unknown size if not all of them may be exchanged."""
     tensors = _exchanged(operands)
     extents = [static_shape(tensor.value) for tensor in tensors]
     whole = "owners" not in operands.attributes and not operands.attributes.get("conditional") and None not in extents
@@ -106,18 +108,18 @@ def _buffer(operands: Operands) -> list[OutputType]:
 
 
 def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) -> tuple[Tensor, ...]:
-    """Emit the sums over the workers of one value or several, in one exchange.
+    """Emit the sums over the workers of one or more values, in one exchange.
 
     Args:
-        tensors: numbers; each worker's are of the same dtypes and shapes.
-        purpose: what for.
-        group: add up over groups of this many consecutive ranks; 0: over all.
+        tensors: numbers, with the same dtypes and shapes on each worker.
+        purpose: the purpose of the sums.
+        group: sum over groups of this many consecutive ranks; 0: over all.
     """
     return ALL_REDUCE.emit(*tensors, purpose=purpose, group=group or None)
 
 
 def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -> Tensor:
-    """Emit what each worker has, [workers, ...] in the order of the ranks; ``group`` as for ``all_reduce``."""
+    """Emit the values of all workers, [workers, ...] in rank order; ``group`` as for ``all_reduce``."""
     return ALL_GATHER(tensor, purpose=purpose, group=group or None, workers=workers)
 
 
@@ -125,7 +127,7 @@ def all_reduce_rows(indices: Tensor, rows: Tensor, table: str) -> tuple[Tensor, 
     """Emit the sum over the workers of a table's gradient.
 
     Args:
-        indices: of the rows that this worker's part of the batch read, int64 [n], ascending and each once.
+        indices: the rows that this worker's part of the batch read, int64 [n], ascending and unique.
         rows: the gradient of each, [n, ...].
         table: the initializer.
     """
@@ -134,20 +136,19 @@ def all_reduce_rows(indices: Tensor, rows: Tensor, table: str) -> tuple[Tensor, 
 
 
 def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Emit what the owner of each tensor has.
+    """Emit each tensor from its owner.
 
     Args:
-        tensors: with static shapes; of what others own, anything of that dtype and shape.
+        tensors: with static shapes; for tensors of other owners, any value of the same dtype and shape.
         owners: the rank for each.
-        when: a boolean scalar that is the same on all workers: where it is false, nothing is exchanged, and each worker keeps
-            what it gave.
+        when: a boolean scalar, the same on all workers: if false, nothing is exchanged and each worker keeps its own values.
     """
     beside = () if when is None else (when,)
     return GATHER_OWNED.emit(*tensors, *beside, owners=list(owners), conditional=None if when is None else 1)
 
 
 def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
+    """Each worker's part enters the sum on every worker, so its gradient is the sum of their gradients."""
     purpose, group = op.attribute("purpose"), op.attribute("group", 0)
     return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
 
@@ -159,7 +160,7 @@ def share_gradient(op: Operation, dy: Tensor) -> Tensor:
 def shard_mean_gradient(
     op: Operation, d_mean: Tensor | None, d_variance: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, None]:
-    """Every worker reads the averages, of which each worker's statistics are its share."""
+    """Every worker reads the averages, and each worker's statistics are its share of them."""
     weight = op.required(2)
     share = weight / all_reduce((weight,), "count")[0]
     d_mean, d_variance = (
@@ -169,7 +170,7 @@ def shard_mean_gradient(
 
 
 def lower_to_operands(op: Operation) -> tuple[Tensor, ...]:
-    """Alone, what would come of an exchange is what the worker has."""
+    """For a single worker, the result of an exchange is the operand."""
     return tuple(op.required(index) for index in range(len(op.outputs)))
 
 
@@ -216,7 +217,7 @@ ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_r
 LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)
 SCATTER_ROWS = SemanticOperator("ScatterRows", ("x...",), ("y...",), _any_rows, repeatable=False)
 MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
-"""What a training graph says of several workers; alone, each is its operand."""
+"""The marks for several workers in a training graph; for a single worker, each is its operand."""
 EXCHANGES = frozenset(
     {
         ALL_REDUCE,
@@ -233,6 +234,6 @@ EXCHANGES = frozenset(
         WORKER_RANK,
     }
 )
-"""What a graph of several workers holds: an engine without other workers has no use for it."""
+"""The operators in a graph for several workers; an engine without other workers does not need them."""
 
 OPERATORS = sorted(MARKS | EXCHANGES, key=lambda operator: operator.name)

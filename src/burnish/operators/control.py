@@ -1,8 +1,8 @@
-"""Operators with bodies: a branch that is taken (If), a loop (Loop), a recursion over slices (Scan).
+"""Operators with bodies: branches (If), loops (Loop), recursions over slices (Scan).
 
-Their gradients are such nodes again: of an If an If by the same condition, of a Loop or Scan a Loop from the last iteration to
-the first. A body of the gradient computes the values that it reads of the forward body again, from what was captured and, in
-loops, from the states that each iteration began with: these are all that the forward pass keeps.
+Their gradients are such nodes again: an If gives an If with the same condition, a Loop or Scan gives a Loop from the last
+iteration to the first. A body of the gradient recomputes the values that it reads from the forward body: from captured values
+and, in loops, from the states at the start of each iteration, which the forward pass keeps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def branch(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """For each captured value, its gradient in the branch that is taken: zeros where that one does not depend on it."""
+    """Return, for each captured value, its gradient in the branch taken: zeros if that branch does not depend on it."""
     count, captured = len(op.inputs), op.captured
     wanted = [value for index, value in enumerate(captured) if op.wants(count + index)]
     passes = {name: _reverse_pass(op, name, wanted, cotangents) for name in BRANCHES}
@@ -61,7 +61,7 @@ def _reverse_pass(
 
 
 def loop(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The number of each iteration is stacked too: that tells how many there were, also of none."""
+    """The gradient of Loop. The iteration numbers are stacked too, which gives their count, even if it is 0."""
     body = body_of(op, "body")
     states = len(op.inputs) - 2
     rows = len(body.outputs) - 1 - states
@@ -80,7 +80,7 @@ def loop(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]
 
 
 def scan(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Slices along any axis, in either direction; opset 9 and later."""
+    """The gradient of Scan: slices along any axis, in either direction; opset 9 and later."""
     body = body_of(op, "body")
     sliced = int(op.attribute("num_scan_inputs"))
     states = len(op.inputs) - sliced

@@ -1,13 +1,13 @@
-"""Bodies of nodes with a graph inside: their copies, and the gradient of a body that runs once for each iteration.
+"""Bodies of nodes: their copies, and the gradient of a body that runs once per iteration.
 
 The gradient of a Loop or Scan is a Loop from the last iteration to the first.
 
 With states s, slices x, captured values c and rows y, iteration t is s[t+1], y[t] = f(s[t], x[t], c). The reverse pass carries
-the cotangent of the states and the sums for what was captured:
+the cotangent of the states and the sums for the captured values:
 
     ds[t], dx[t], dc += (df/d(s, x, c))^T (ds[t+1], dy[t])
 
-It needs s[t] of every iteration: the forward node returns those that are read, stacked.
+It needs s[t] of every iteration: the forward node returns the states that are read, stacked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from burnish.operators.time_loop import reversed_frames
 
 
 def body_of(op: Operation, name: str) -> ir.Graph:
-    """Return a body of a node, of which every output is a value of its own."""
+    """Return a body of a node, with a separate value for every output."""
     body: ir.Graph = op.attribute(name)
     body.opset_imports.update(op.builder.graph.opset_imports)
     held = {*body.inputs, *body.initializers.values(), *(output for node in body for output in node.outputs)}
@@ -50,7 +50,7 @@ def body_of(op: Operation, name: str) -> ir.Graph:
 
 
 def copy_of_body(body: ir.Graph) -> tuple[ir.Graph, list[ir.Value]]:
-    """Return a copy of a body that reads the same values of the graphs around it, without outputs; and what were its outputs."""
+    """Return a copy of a body that reads the same outer values but has no outputs; and the values that were its outputs."""
     copy = body.clone(allow_outer_scope_values=True)
     outputs = list(copy.outputs)
     copy.outputs.clear()
@@ -58,10 +58,10 @@ def copy_of_body(body: ir.Graph) -> tuple[ir.Graph, list[ir.Value]]:
 
 
 def finish_body(op: Operation, body: ir.Graph) -> None:
-    """Remove from a body, whose outputs are set, what nothing reads.
+    """Remove unread nodes from a body with complete outputs.
 
     Raises:
-        GradientError: it computes random draws of the forward body again, which would be others.
+        GradientError: it recomputes random draws of the forward body, which would differ.
     """
     remove_unread_nodes(body)
     for node in body.all_nodes():
@@ -74,7 +74,7 @@ def finish_body(op: Operation, body: ir.Graph) -> None:
 
 
 def _is_inference(node: ir.Node) -> bool:
-    """Whether a node is a Dropout that passes its operand on."""
+    """True if a node is a Dropout that returns its operand unchanged."""
     if node.op_type != "Dropout":
         return False
     if len(node.inputs) < 3 or node.inputs[2] is None:
@@ -84,7 +84,7 @@ def _is_inference(node: ir.Node) -> bool:
 
 
 def return_from(builder: Builder, tensors: Sequence[Tensor]) -> None:
-    """Make tensors the outputs of the body under construction: each a value that one of its nodes makes, and no other output."""
+    """Make tensors the outputs of the body under construction: each output is a distinct value made by one of its nodes."""
     body = builder.graph
     for tensor in tensors:
         producer = tensor.value.producer()
@@ -95,10 +95,10 @@ def return_from(builder: Builder, tensors: Sequence[Tensor]) -> None:
 def emit_with_bodies(
     builder: Builder, op_type: str, inputs: Sequence[Tensor | None], bodies: Mapping[str, ir.Graph], like: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Emit a node with bodies, and name what they hold after it.
+    """Emit a node with bodies, and name the values in them after it.
 
     Args:
-        builder, op_type, inputs: as ``Builder.op`` takes them.
+        builder, op_type, inputs: see ``Builder.op``.
         bodies: the graphs, by attribute.
         like: for each output, a tensor of its dtype and shape.
     """
@@ -123,7 +123,7 @@ def emit_with_bodies(
 
 
 def added_up(pairs: Sequence[tuple[ir.Value, Tensor]]) -> dict[ir.Value, Tensor]:
-    """Return the cotangent of each value, where several outputs may be one value."""
+    """Return the cotangent of each value; several outputs may be one value."""
     total: dict[ir.Value, Tensor] = {}
     for value, cotangent in pairs:
         total[value] = total[value] + cotangent if value in total else cotangent
@@ -135,8 +135,8 @@ class Stack:
     """A tensor that holds a slice for each iteration.
 
     Attributes:
-        axis: along which; negative ones count from the last.
-        backwards: whether the first iteration has the last slice.
+        axis: the axis of the slices; negative ones count from the last.
+        backwards: True if the first iteration has the last slice.
     """
 
     axis: int = 0
@@ -145,15 +145,15 @@ class Stack:
 
 @dataclass(frozen=True)
 class Recursion:
-    """A node that runs its body for each iteration.
+    """A node that runs its body once per iteration.
 
     Attributes:
         op: the node.
-        body: its body, of which every output is a value of its own.
-        states: how many states it has.
-        first: the number of its inputs, of the body's inputs, and of the body's outputs before those of the states.
-        slices: how the inputs after the states are sliced.
-        rows: how the outputs after the states are stacked.
+        body: its body, with a separate value for every output.
+        states: number of states.
+        first: the number of node inputs, of body inputs, and of body outputs before the states.
+        slices: layouts of the sliced inputs after the states.
+        rows: layouts of the stacked outputs after the states.
         counted: emits the number of iterations, an int64 scalar.
     """
 
@@ -166,22 +166,22 @@ class Recursion:
     counted: Callable[[], Tensor]
 
     def inputs(self, body_inputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """The states and the slices among the inputs of the body, or of a copy."""
+        """Return the states and the slices among the inputs of the body, or of a copy."""
         first = self.first[1]
         return list(body_inputs[first : first + self.states]), list(body_inputs[first + self.states :])
 
     def outputs(self, body_outputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """The next states and the rows among the outputs of the body, or of a copy."""
+        """Return the next states and the rows among the outputs of the body, or of a copy."""
         first = self.first[2]
         return list(body_outputs[first : first + self.states]), list(body_outputs[first + self.states :][: len(self.rows)])
 
     def kept(self, index: int) -> Tensor:
-        """A state as each iteration began with it, returned by the node from now on."""
+        """Make the node return a state as it was at the start of each iteration."""
         return stacked_input(self.op, self.body, self.first[1] + index, self.first[2], self.states, self.rows)
 
 
 Counters = Callable[[Builder, Tensor], Sequence[Tensor]]
-"""Emits what the inputs of the body before the states are in iteration t."""
+"""Emits the values of the body's inputs before the states in iteration t."""
 
 
 def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters: Counters) -> tuple[Tensor | None, ...]:
@@ -189,11 +189,11 @@ def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters:
 
     Args:
         recursion: the node.
-        cotangents: of its outputs; of those that were added to the node, none.
-        counters: what the body reads besides states and slices.
+        cotangents: cotangents of its original outputs; outputs added later have none.
+        counters: emits the body's inputs that are neither states nor slices.
 
     Raises:
-        GradientError: the backward pass reads a state that is not of one shape in all iterations, or is no tensor.
+        GradientError: the backward pass reads a state that changes its shape between iterations, or is not a tensor.
     """
     op, outer = recursion.op, recursion.op.builder
     captured = op.captured
@@ -259,9 +259,9 @@ def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters:
 def _active(
     recursion: Recursion, wanted: Sequence[ir.Value], final: Sequence[Tensor | None], stacked: Sequence[Tensor | None]
 ) -> tuple[list[int], list[int]]:
-    """The states that a cotangent flows through, and the rows that it flows in from, by their numbers.
+    """Return the numbers of the states that a cotangent flows through, and of the rows that it comes from.
 
-    Both depend on what is differentiated; and what a cotangent flows in from depends on these states.
+    The states depend on the differentiated rows, and the rows on these states.
     """
     op, first = recursion.op, recursion.first[0]
     nodes = list(recursion.body)
@@ -290,7 +290,7 @@ def _active(
 def _read_forward(
     recursion: Recursion, inner: Builder, before: Sequence[ir.Value], counters: Counters, count: Tensor, number: ir.Value
 ) -> None:
-    """Let a copy of the body, in place of its inputs, read what they were in the iteration whose turn it is."""
+    """Replace the inputs of a copy of the body with their values in the current iteration."""
     body = inner.graph
     front = Builder(body, before=next(iter(body), None))
     states, slices = recursion.inputs(before)
@@ -321,19 +321,19 @@ def _shape_at(builder: Builder, shapes: ir.Value, iteration: Tensor, count: Tens
 
 
 def _reads_shapes_alone(value: ir.Value) -> bool:
-    """Whether nothing but shapes are read of a value."""
+    """True if only shapes are read from a value."""
     return all(node.op_type == "Shape" and node.domain == "" for node, _ in value.uses())
 
 
 def _read_shapes(recursion: Recursion, index: int, value: ir.Value, front: Builder, at: Callable[[ir.Value], Tensor]) -> None:
-    """Let a copy of the body read the shapes of a state, stacked: these can be kept where iterations change the shape.
+    """Make a copy of the body read stacked shapes of a state: they can be kept even if iterations change the shape.
 
     Args:
         recursion: the node.
-        index: which state.
-        value: what the copy has in its place.
+        index: index of the state.
+        value: the state in the copy.
         front: emits into the copy.
-        at: emits the slice of the iteration out of what is stacked.
+        at: emits the slice of the iteration from a stacked value.
     """
     inside = Builder(recursion.body)
     shape = inside.op("Shape", inside.tensor(recursion.body.inputs[recursion.first[1] + index]))
@@ -378,14 +378,14 @@ def _check_is_tensor(recursion: Recursion, index: int) -> None:
 
 
 def _slice(builder: Builder, whole: ir.Value, stack: Stack, iteration: Tensor, count: Tensor, like: ir.Value) -> Tensor:
-    """Emit the slice of an iteration out of what holds one for each."""
+    """Emit the slice of an iteration."""
     if stack.backwards:
         iteration = builder.op("Sub", builder.op("Sub", builder.tensor(count.value), 1), iteration)
     return builder.op("Gather", builder.tensor(whole), iteration, axis=stack.axis, like=builder.tensor(like))
 
 
 def _as_input(recursion: Recursion, index: int, gradients: Tensor) -> Tensor:
-    """Emit the gradient of what was sliced from those of its slices, which stand in the order in which they were computed."""
+    """Emit the gradient of a sliced input from the gradients of its slices, in the order of their computation."""
     stack, builder = recursion.slices[index], gradients.builder
     whole = recursion.op.required(recursion.first[0] + recursion.states + index)
     ordered = gradients if stack.backwards else reversed_frames(gradients)
@@ -401,17 +401,17 @@ def _as_input(recursion: Recursion, index: int, gradients: Tensor) -> Tensor:
     if whole.shape is not None and all(isinstance(extent, int) for extent in whole.shape.dims):
         ordered.value.shape = ir.Shape(whole.shape.dims)
         return ordered
-    # Of no iteration at all a runtime knows no more than the rank of a slice.
+    # With zero iterations a runtime knows only the rank of a slice.
     return builder.op("Reshape", ordered, builder.op("Shape", whole), allowzero=1, like=whole)
 
 
 def _input(name: str, value_type: ir.TypeProtocol | None, shape: ir.Shape | None) -> ir.Value:
-    """A new input of a body. Its name lasts until the node is emitted."""
+    """Return a new input of a body. Its name lasts until the node is emitted."""
     return ir.Value(name=name, type=value_type, shape=None if shape is None else ir.Shape(shape.dims))
 
 
 def _kept_shape(value: ir.Value, following: ir.Value) -> ir.Shape | None:
-    """The shape of a state, where iterations keep that."""
+    """Return the shape of a state if iterations keep it."""
     return value.shape if same_shape(value.shape, following.shape) else None
 
 
@@ -430,18 +430,18 @@ def _there(tensor: Tensor | None) -> Tensor:
 
 
 def stacked_input(op: Operation, body: ir.Graph, index: int, first: int, states: int, rows: Sequence[Stack]) -> Tensor:
-    """Let the node of a recursion return an input of its body as it was in each iteration, stacked along axis 0.
+    """Make the node of a recursion return an input of its body from each iteration, stacked along axis 0.
 
     Args:
         op: the node.
         body: its body.
-        index: which input of the body.
-        first: how many outputs the body has before the states.
-        states: how many states there are.
-        rows: how the node's outputs after the states are stacked; what was added to them is stacked along axis 0.
+        index: index of the input of the body.
+        first: number of outputs of the body before the states.
+        states: number of states.
+        rows: layouts of the node's outputs after the states; added outputs are stacked along axis 0.
 
     Returns:
-        An output of the node: one that it has already where that is the same.
+        An output of the node: an existing one if it is the same.
     """
     node, value = op.node, body.inputs[index]
     node.resize_outputs(len(body.outputs) - first)
@@ -457,7 +457,7 @@ def stacked_input(op: Operation, body: ir.Graph, index: int, first: int, states:
 
 
 def stacked_value(op: Operation, body: ir.Graph, value: ir.Value, first: int) -> Tensor:
-    """Let the node of a recursion return a value of its body, which is no output yet, of all iterations, stacked along axis 0."""
+    """Make the node of a recursion return a value of its body that is no output yet, stacked over iterations along axis 0."""
     node = op.node
     body.outputs.append(value)
     node.resize_outputs(len(body.outputs) - first)
@@ -468,7 +468,7 @@ def stacked_value(op: Operation, body: ir.Graph, value: ir.Value, first: int) ->
 
 
 def _named(op: Operation, position: int, value: ir.Value) -> Tensor:
-    """An output of a node that stacks a value; one that the node did not return until now gets a name and its type."""
+    """Return an output of a node that stacks a value; a new output gets a name and its type."""
     output = op.node.outputs[position]
     stem = next(each.name for each in op.node.outputs if each.name)
     output.name = output.name or f"{stem}:{position}"

@@ -1,16 +1,16 @@
 """Convolutions: Conv and ConvTranspose in one to three dimensions.
 
-Their gradients are two semantic operators in the domain ``burnish``, which carry explicit ``kernel_shape``, ``strides``,
-``dilations``, ``pads`` and ``group`` of the convolution ``y = Conv(x, w)`` they belong to:
+Their gradients are two semantic operators in the domain ``burnish``, with explicit ``kernel_shape``, ``strides``,
+``dilations``, ``pads`` and ``group`` of their convolution ``y = Conv(x, w)``:
 
-- ``ConvInputGrad(dy, w, x) -> dx``: the transpose of the convolution as a map of ``x``; of ``x`` only the shape is read.
-- ``ConvWeightGrad(dy, x, w) -> dw``: the transpose of the convolution as a map of ``w``; of ``w`` only the shape is read.
+- ``ConvInputGrad(dy, w, x) -> dx``: the transpose of the convolution as a map of ``x``; only the shape of ``x`` is read.
+- ``ConvWeightGrad(dy, x, w) -> dw``: the transpose of the convolution as a map of ``w``; only the shape of ``w`` is read.
 
 A transposed convolution ``y = ConvTranspose(x, w)`` is the input gradient of ``x' = Conv(y', w)``, so its gradients are that
-convolution and its weight gradient. Both semantic operators are bilinear, and differentiable in turn.
+convolution and its weight gradient. Both semantic operators are bilinear, and can themselves be differentiated.
 
-In standard operators each gradient has several forms (``convolution_input_forms``, ``convolution_weight_forms``), of which the
-one that costs least is taken (``convolution_forms``).
+Each gradient has several forms in standard operators (``convolution_input_forms``, ``convolution_weight_forms``);
+``convolution_forms`` chooses the cheapest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from burnish.operators.windows import Windows
 
 
 def _attributes(op: Operation, windows: Windows) -> dict[str, Any]:
-    """The attributes of a Conv node, or of a semantic gradient operator."""
+    """Return the attributes of a Conv node, or of a semantic gradient operator."""
     return {**windows.attributes(), "group": op.attribute("group", 1)}
 
 
@@ -42,7 +42,7 @@ def _transposed_windows(op: Operation) -> tuple[Windows, tuple[int, ...]]:
     """Read a ``ConvTranspose`` node as the convolution that it transposes.
 
     Returns:
-        Its windows, and per spatial axis how many trailing entries of the output lie beyond the last window and the end pads.
+        Its windows, and per spatial axis the number of trailing entries of the output beyond the last window and the end pads.
 
     Raises:
         GradientError: the kernel's size is unknown, or ``output_shape`` is given for an input of symbolic size.
@@ -63,7 +63,7 @@ def _transposed_windows(op: Operation) -> tuple[Windows, tuple[int, ...]]:
 
 
 def _padding_in_total(op: Operation, windows: Windows, axis: int, extra: int) -> int:
-    """What the output of a transposed convolution is too long by along an axis, for ``output_shape`` or as ``auto_pad`` says."""
+    """Return the excess length of a transposed convolution's output along an axis, for ``output_shape`` or ``auto_pad``."""
     output_shape, stride, span = op.attribute("output_shape"), windows.strides[axis], windows.span(axis) + extra
     if output_shape is None:
         return span - stride
@@ -143,7 +143,7 @@ def lower_weight_gradient(op: Operation) -> Tensor:
 
 
 def weight_forms(convolution: Convolution) -> tuple[Form, ...]:
-    """The forms to choose from for a weight gradient, of a static number of channels."""
+    """Return the forms to choose from for a weight gradient with static channels."""
     if convolution.is_pointwise:
         return POINTWISE_WEIGHT_FORMS
     return (*WEIGHT_FORMS, *(DEPTHWISE_WEIGHT_FORMS if convolution.is_depthwise else ()))

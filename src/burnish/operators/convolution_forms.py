@@ -1,10 +1,10 @@
-"""Forms of a convolution's gradient in standard operators: what a form is, what it costs, and the choice between several.
+"""Forms of a convolution's gradient in standard operators, their costs, and the choice between them.
 
-Every form keeps the batch symbolic. A form counts its work in a few units for a batch; the time is the sum of the units times
-what each takes on ONNX Runtime. Those times were fitted to 336 measurements by ``benchmarks/convolution_gradients.py --fit``
-(ONNX Runtime 1.32, float32, AVX-512, one thread). By them the chosen form took 1.03 times as long as the fastest one, in the
-geometric mean. Those of the product per tap were fitted apart, to 32 depthwise gradients on AVX2. What ONNX Runtime does on one
-thread however many it has weighs more.
+Every form keeps the batch symbolic. A form counts its work for a batch in a few units; its time is the sum of the units times
+their costs on ONNX Runtime. The costs were fitted to 336 measurements by ``benchmarks/convolution_gradients.py --fit``
+(ONNX Runtime 1.32, float32, AVX-512, one thread). The chosen form took 1.03 times as long as the fastest one, in the geometric
+mean. The costs of the product per tap were fitted separately, to 32 depthwise gradients on AVX2. Work that ONNX Runtime does on
+one thread, however many it has, weighs more.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from burnish.operators.windows import Windows
 
 
 class Convolution:
-    """The convolution y [N, O, *space] = Conv(x [N, C, *space], w [O, C / group, *k]) that a gradient belongs to.
+    """The convolution y [N, O, *space] = Conv(x [N, C, *space], w [O, C / group, *k]) of a gradient.
 
-    Numbers of channels are None where they are symbolic, as in the gradient of a convolution whose channels are images; so are
-    the batch and the spatial sizes of ``x`` and ``y``.
+    The batch and spatial sizes are None if symbolic; so are numbers of channels, as in the gradient of a convolution that has
+    images as channels.
     """
 
     def __init__(self, op: Operation, dy: Tensor, x: Tensor, weight: Tensor):
@@ -46,7 +46,7 @@ class Convolution:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """The static numbers of output and of input channels of a group."""
+        """The static numbers of output and input channels of a group."""
         assert self.group_out_channels is not None
         assert self.group_in_channels is not None
         return self.group_out_channels, self.group_in_channels
@@ -57,7 +57,7 @@ class Convolution:
 
     @property
     def has_static_sizes(self) -> bool:
-        """Whether all but the batch is known."""
+        """True if all sizes except the batch are known."""
         return self.has_static_channels and None not in (*self.sizes, *self.out_sizes)
 
     @property
@@ -66,25 +66,25 @@ class Convolution:
 
     @property
     def taps(self) -> int:
-        """How many entries of a channel a window reads."""
+        """The number of entries of a channel that a window reads."""
         return prod(self.kernel)
 
     def reach(self, axis: int) -> int:
-        """How far a window extends beyond its first entry."""
+        """Return the distance from the first to the last entry of a window."""
         return self.windows.span(axis) - 1
 
     def leftover(self, axis: int, size: int) -> int:
-        """How many trailing entries of the padded input no window reaches."""
+        """Return the number of trailing entries of the padded input that no window reaches."""
         return (size + self.begin[axis] + self.end[axis] - self.windows.span(axis)) % self.strides[axis]
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every output reads one input entry and there is no padding."""
+        """True if every output reads one input entry and there is no padding."""
         return all(size == 1 for size in self.kernel) and not any(self.begin) and not any(self.end)
 
 
 def known(sizes: Iterable[int | None]) -> list[int]:
-    """Sizes of which none is symbolic, as integers."""
+    """Return sizes without symbols as integers."""
     return [size for size in sizes if size is not None]
 
 
@@ -97,7 +97,7 @@ def _dimension(tensor: Tensor, axis: int) -> int | None:
 
 
 def without_leftover(b: Builder, x: Tensor, convolution: Convolution) -> tuple[Tensor, list[int]]:
-    """``x`` and its end pads without the trailing entries that no window reaches, where the sizes are known."""
+    """Return ``x`` and its end pads without the trailing entries that no window reaches, if the sizes are known."""
     end = list(convolution.end)
     cropped: dict[int, int] = {}
     for axis, size in enumerate(spatial_sizes(x, convolution.rank)):
@@ -114,7 +114,7 @@ def without_leftover(b: Builder, x: Tensor, convolution: Convolution) -> tuple[T
 
 
 def target_shape(b: Builder, head: list[int], x: Tensor, rank: int, factor: int = 1, tail: list[int] | None = None) -> Tensor:
-    """``head``, the spatial sizes of ``x`` with the last one times ``factor``, ``tail``: a target of Reshape."""
+    """Return ``head``, the spatial sizes of ``x`` with the last one times ``factor``, ``tail``: a target of Reshape."""
     sizes = spatial_sizes(x, rank)
     known = [size for size in sizes if size is not None]
     if len(known) == rank:
@@ -126,7 +126,7 @@ def target_shape(b: Builder, head: list[int], x: Tensor, rank: int, factor: int 
 
 
 THREADS = 2
-"""How many threads a choice counts on: what phones and small machines give to training."""
+"""The threads to count on, as phones and small machines give to training."""
 
 SERIAL = frozenset(
     {
@@ -137,7 +137,7 @@ SERIAL = frozenset(
         "scattered depthwise products",
     }
 )
-"""The units that ONNX Runtime works off on one thread: the others were seen to take no processor time."""
+"""The units that ONNX Runtime processes on one thread; processor time for the others was too small to see."""
 
 NANOSECONDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -184,16 +184,16 @@ NANOSECONDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 def nanoseconds(form: str, work: Mapping[str, float], threads: int = THREADS) -> float:
-    """The time that a form takes for an amount of work, by unit."""
+    """Return the time of a form for an amount of work, by unit."""
     unit_times = NANOSECONDS[form]
     return sum(unit_times[unit] * amount / (1 if unit in SERIAL else threads) for unit, amount in work.items())
 
 
 Work = Mapping[str, float]
-"""How much a form does, by unit."""
+"""The amount of a form's work, by unit."""
 
 BATCHES = (1, 4, 16)
-"""The batches that a choice is made for where the batch is symbolic."""
+"""The batches to optimize for if the batch is symbolic."""
 
 _forced: ContextVar[frozenset[str]] = ContextVar("forced forms", default=frozenset())
 
@@ -203,10 +203,10 @@ class Form:
     """One way to compute a gradient.
 
     Attributes:
-        name: as ``NANOSECONDS`` knows it.
-        applies: whether it computes the gradient of a convolution.
+        name: the name in ``NANOSECONDS``.
+        applies: True if it can compute the gradient of a convolution.
         build: emits it, from the operands of the semantic operator in their order.
-        work: how much it does for a batch, where sizes are static; of the units in ``NANOSECONDS``.
+        work: its work for a batch with static sizes, in the units of ``NANOSECONDS``.
     """
 
     name: str
@@ -215,16 +215,16 @@ class Form:
     work: Callable[[Convolution, int], Work]
 
     def nanoseconds(self, convolution: Convolution, batch: int) -> float:
-        """What it takes by the model of costs."""
+        """Return its time by the cost model."""
         return nanoseconds(self.name, self.work(convolution, batch))
 
 
 def choose(forms: Sequence[Form], convolution: Convolution) -> Form:
-    """Return the cheapest form that applies; with sizes that are not known, the first one.
+    """Return the cheapest form that applies; if sizes are unknown, the first one.
 
-    For a symbolic batch it is the one whose times over ``BATCHES`` have the least geometric mean. A branch by the batch would
-    gain little: choosing for each batch makes the 336 gradients that were measured 1 % faster in the geometric mean. The one
-    that it helps most in time is dx of a weight [512, 512, 3, 3] over 7x7, for 16 images by a quarter.
+    For a symbolic batch it is the form with the least geometric mean of its times over ``BATCHES``. A branch by the batch would
+    gain little: a choice per batch makes the 336 measured gradients 1 % faster in the geometric mean. The largest gain in time is
+    for dx of a weight [512, 512, 3, 3] over 7x7, a quarter for 16 images.
     """
     possible = [form for form in forms if form.applies(convolution)]
     forced = [form for form in possible if form.name in _forced.get()]
@@ -238,7 +238,7 @@ def choose(forms: Sequence[Form], convolution: Convolution) -> Form:
 
 @contextmanager
 def forced_forms(*names: str) -> Iterator[None]:
-    """Lower with forms of these names wherever they apply: for tests and benchmarks, which compare them."""
+    """Lower with forms of these names if they apply: for tests and benchmarks that compare forms."""
     token = _forced.set(frozenset(names))
     try:
         yield

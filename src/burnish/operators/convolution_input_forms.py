@@ -1,4 +1,4 @@
-"""Forms of the gradient of a convolution's input, each dx [N, C, *space] from dy [N, O, *space] and w [O, C / group, *k]."""
+"""Forms of a convolution's input gradient: dx [N, C, *space] from dy [N, O, *space] and w [O, C / group, *k]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.graph import Builder, Tensor
 from burnish.operators.convolution_forms import Convolution, Form, Work, known
 
 MOST_TAPS_BY_PRODUCT = 64
-"""Up to how many taps a matrix product reverses a weight faster than ``Slice`` does."""
+"""The largest number of taps for which a matrix product reverses a weight faster than ``Slice``."""
 
 
 def _has_unit_strides(convolution: Convolution) -> bool:
@@ -19,7 +19,7 @@ def _has_unit_strides(convolution: Convolution) -> bool:
 
 
 def _pads(convolution: Convolution) -> tuple[list[int], list[int]]:
-    """What the convolution of dy with the reversed weight pads."""
+    """Return the pads of the convolution of dy with the reversed weight."""
     axes = range(convolution.rank)
     return [convolution.reach(axis) - convolution.begin[axis] for axis in axes], [
         convolution.reach(axis) - convolution.end[axis] for axis in axes
@@ -27,7 +27,7 @@ def _pads(convolution: Convolution) -> tuple[list[int], list[int]]:
 
 
 def _reversed_convolution(b: Builder, convolution: Convolution, dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
-    """Stride 1: the convolution of dy with the weight, its channel axes exchanged and its spatial axes reversed."""
+    """Stride 1: the convolution of dy with the weight, with channel axes swapped and spatial axes reversed."""
     begin, end = _pads(convolution)
     return b.op(
         "Conv",
@@ -91,10 +91,10 @@ def _turned_weight(b: Builder, w: Tensor, convolution: Convolution) -> Tensor:
 
 
 def _reversed_by_product(b: Builder, w: Tensor, convolution: Convolution) -> Tensor:
-    """[O, C/g, *k] -> [O, C/g, K], the taps in reverse order: times the matrix that exchanges them, which rounds nothing.
+    """[O, C/g, *k] -> [O, C/g, K], the taps in reverse order: a product with a permutation matrix, which rounds nothing.
 
-    ONNX Runtime's ``Slice`` copies entry by entry where a step is negative: 10 ms for a weight [512, 512, 3, 3], for the
-    product's 2 ms.
+    ONNX Runtime's ``Slice`` copies entry by entry if a step is negative: 10 ms for a weight [512, 512, 3, 3], compared with 2 ms
+    for the product.
     """
     if convolution.rank > 1:
         w = b.op("Reshape", w, b.integers([0, 0, convolution.taps]))
@@ -102,7 +102,7 @@ def _reversed_by_product(b: Builder, w: Tensor, convolution: Convolution) -> Ten
 
 
 def _transposed_convolution(b: Builder, convolution: Convolution, dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
-    """``ConvTranspose``, which reads the weight as it is: for each image a product, whose entries are summed by windows."""
+    """``ConvTranspose``, which reads the weight unchanged: a product per image, with entries summed over windows."""
     sizes = convolution.sizes
     padding = [
         convolution.strides[axis] - 1 if size is None else convolution.leftover(axis, size) for axis, size in enumerate(sizes)
@@ -141,4 +141,4 @@ REVERSED_CONVOLUTION = Form("reversed convolution", _has_unit_strides, _reversed
 TRANSPOSED_CONVOLUTION = Form("transposed convolution", lambda _: True, _transposed_convolution, _transposed_convolution_work)
 
 INPUT_FORMS = (REVERSED_CONVOLUTION, TRANSPOSED_CONVOLUTION)
-"""Where sizes are not known, the first that applies is taken."""
+"""If sizes are unknown, the first form that applies is chosen."""

@@ -1,6 +1,6 @@
-"""Forms of the gradient of a convolution's weight, each dw [O, C / group, *k] from dy [N, O, *space] and x [N, C, *space].
+"""Forms of a convolution's weight gradient: dw [O, C / group, *k] from dy [N, O, *space] and x [N, C, *space].
 
-Of a depthwise convolution it is dw [C m, 1, *k] from dy [N, C m, *space].
+For a depthwise convolution: dw [C m, 1, *k] from dy [N, C m, *space].
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _product_per_image_work(convolution: Convolution, batch: int) -> Work:
 
 
 def _product_over_images(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """Pointwise: one product over the pixels of all images, of copies of dy and x with the batch beside the pixels."""
+    """Pointwise: one product over the pixels of all images, with copies of dy and x that join batch and pixels."""
     outputs, inputs = convolution.channels
     rows = b.op("Transpose", b.op("Reshape", dy, b.integers([0, 0, -1])), perm=[1, 0, 2])
     columns = b.op("Reshape", _read_entries(b, convolution, x), b.integers([0, 0, -1]))
@@ -46,7 +46,7 @@ def _product_over_images_work(convolution: Convolution, batch: int) -> Work:
 
 
 def _read_entries(b: Builder, convolution: Convolution, x: Tensor) -> Tensor:
-    """What a pointwise convolution reads of x: entries between strides take no part."""
+    """Return the entries of x that a pointwise convolution reads, without those between strides."""
     strided = [axis for axis in range(convolution.rank) if convolution.strides[axis] > 1]
     if not strided:
         return x
@@ -61,17 +61,17 @@ def _read_entries(b: Builder, convolution: Convolution, x: Tensor) -> Tensor:
 
 
 def _summed_over_images(b: Builder, convolution: Convolution, products: Tensor) -> Tensor:
-    """[N, ...] -> dw; of one image there is nothing to sum."""
+    """[N, ...] -> dw; no sum for a single image."""
     total = products if convolution.batch == 1 else b.op("ReduceSum", products, b.integers([0]), keepdims=0)
     outputs, inputs = convolution.channels
     return b.op("Reshape", total, b.integers([convolution.group * outputs, inputs, *convolution.kernel]))
 
 
 def _unfolded_product(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """For each image and group a product of dy [O/g, P] and what the windows of x read, [C/g K, P], its transpose.
+    """For each image and group, a product of dy [O/g, P] and the transpose of the unfolded windows of x, [C/g K, P].
 
-    A convolution of each channel by itself with the K kernels that hold a single one lays the windows out, with their strides,
-    dilations and pads.
+    A convolution of each channel with the K kernels that contain a single one unfolds the windows, with their strides, dilations
+    and pads.
     """
     group, (outputs, inputs), pixels = convolution.group, convolution.channels, prod(known(convolution.out_sizes))
     single = np.eye(convolution.taps).reshape(convolution.taps, 1, *convolution.kernel).astype(dy.dtype.numpy())
@@ -102,15 +102,15 @@ def _unfolded_product_work(convolution: Convolution, batch: int) -> Work:
 
 
 def _correlation(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """One convolution whose channels are the images, whose kernel is ``dy`` and whose columns are taps and input channels.
+    """One convolution with images as channels, ``dy`` as kernel, and taps and input channels as columns.
 
-    ``x`` goes in as data [1, g N, *space, C/g] with its last two axes merged, ``dy`` as weight [O, N, *space]; a step of one
-    pixel along the merged axis is a step of C/g entries, so dilations and pads of that axis are multiples of C/g. Strides and
-    dilations change places. The output [1, O, *k, C/g] is dw with its channels last. No im2col matrix reaches memory, and
-    the inner product has the k C/g columns that a matrix product wants.
+    ``x`` is the data [1, g N, *space, C/g] with its last two axes merged, ``dy`` the weight [O, N, *space]; a step of one pixel
+    along the merged axis is a step of C/g entries, so dilations and pads of that axis are multiples of C/g. Strides and dilations
+    change places. The output [1, O, *k, C/g] is dw with its channels last. No im2col matrix reaches memory, and the inner product
+    has k C/g columns, which suits a matrix product.
 
-    A dilation along the last axis needs that axis apart from the channels: the convolution then has one axis more, which
-    runtimes have up to three axes. In three dimensions all entries between the taps are computed and dropped.
+    A dilation along the last axis needs that axis separate from the channels: the convolution then has one more axis, and
+    runtimes support up to three. In three dimensions all entries between the taps are computed and dropped.
     """
     rank, group = convolution.rank, convolution.group
     outputs, channels = convolution.channels
@@ -162,7 +162,7 @@ def _correlation_work(convolution: Convolution, batch: int) -> Work:
 def exchanged_weight_gradient(b: Builder, dy: Tensor, x: Tensor, convolution: Convolution) -> Tensor:
     """One convolution of ``x`` as [C/g, g N, *space] with the weight ``dy`` as [O, N, *space], which gives dw as [C/g, O, *k].
 
-    Strides and dilations change places. No attribute holds a number of channels.
+    Strides and dilations change places. No attribute contains a number of channels.
     """
     rank, group = convolution.rank, convolution.group
     sizes = spatial_sizes(x, rank)
@@ -205,15 +205,15 @@ UNFOLDED_PRODUCT = Form("unfolded product", _has_static_sizes, _unfolded_product
 
 POINTWISE_WEIGHT_FORMS = (PRODUCT_PER_IMAGE, PRODUCT_OVER_IMAGES)
 WEIGHT_FORMS = (CORRELATION, UNFOLDED_PRODUCT)
-"""Where sizes are not known, the first that applies is taken."""
+"""If sizes are unknown, the first form that applies is chosen."""
 
 
 LARGEST_DIAGONALS = 2**18
-"""The most entries of the constant that joined row products are multiplied with."""
+"""The largest number of entries in the constant factor of joined row products."""
 
 
 def _row_products(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """For each tap along the leading axes the product of dy^T [C, m Wo, rows] and x [C, rows, W].
+    """For each tap along the leading axes, the product of dy^T [C, m Wo, rows] and x [C, rows, W].
 
     Its entry (w, v) belongs to the tap j along the last axis with v = w stride + j dilation - pad; a product with a constant
     0/1 matrix [Wo W, k] sums these diagonals. Rows are all images' rows; m is the number of outputs per input channel.
@@ -230,7 +230,7 @@ def _row_products(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w
 
 
 def _joined_row_products(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """The same with the rows of all leading taps side by side: two products in all, of which the second adds more zeros."""
+    """The same with the rows of all leading taps side by side: two products in total; the second adds more zeros."""
     channels, multiplier, width = convolution.group, convolution.channels[0], known(convolution.sizes)[-1]
     leading = prod(convolution.kernel[:-1])
     rows = b.op("Concat", *_rows_by_tap(b, convolution, x), axis=-1)
@@ -256,7 +256,7 @@ def _columns(b: Builder, convolution: Convolution, dy: Tensor) -> Tensor:
 
 
 def _rows_by_tap(b: Builder, convolution: Convolution, x: Tensor) -> Iterator[Tensor]:
-    """For each tap along the leading axes the rows of x that it meets, [C, N, *leading axes of dy, W]."""
+    """For each tap along the leading axes, the rows of x that it meets, [C, N, *leading axes of dy, W]."""
     rank, leading = convolution.rank, range(convolution.rank - 1)
     extents = known(convolution.out_sizes)
     rows = b.op("Transpose", x, perm=[1, 0, *range(2, rank + 2)])
@@ -272,7 +272,7 @@ def _rows_by_tap(b: Builder, convolution: Convolution, x: Tensor) -> Iterator[Te
 
 
 def _diagonals(convolution: Convolution) -> np.ndarray:
-    """[Wo W, k]: true where an output entry meets an input entry through tap j of the last axis."""
+    """[Wo W, k]: true if an output entry meets an input entry through tap j of the last axis."""
     outputs, width = known(convolution.out_sizes)[-1], known(convolution.sizes)[-1]
     taps = np.arange(convolution.kernel[-1]) * convolution.dilations[-1] - convolution.begin[-1]
     met = np.arange(outputs)[:, None, None] * convolution.strides[-1] + taps
@@ -306,10 +306,10 @@ def _joined_row_products_work(convolution: Convolution, batch: int) -> Work:
 
 
 def _product_per_tap(b: Builder, convolution: Convolution, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """For each tap the dot products of each channel of dy with the entries of x that it meets, [N, C], and their sum over images.
+    """For each tap, the dot products of each channel of dy with its entries of x, [N, C], and their sum over images.
 
-    A product of a row with a transposed row reads both once. ONNX Runtime multiplies and sums in twice the time, and takes four
-    times as long for a row with a column.
+    A product of a row with a transposed row reads both once. In ONNX Runtime, multiplying and then summing takes twice as long,
+    and a row times a column four times as long.
     """
     rank, channels, extents = convolution.rank, convolution.group, known(convolution.out_sizes)
     if any(convolution.begin) or any(convolution.end):

@@ -1,15 +1,16 @@
-"""The likelihood of a sequence of labels under every way of aligning it with frames: the recursion behind the CTC loss.
+"""The likelihood of a label sequence over all alignments with frames: the recursion of the CTC loss.
 
 ``AlignmentLikelihood(emission, may_skip, is_live, is_final) -> likelihood, forward`` is a semantic operator:
 
 - emission ``[T, N, L]``: log-probability of state s at frame t; states go blank, label, blank, label, ..., blank;
-- may_skip ``[N, L]``, bool: whether state s may follow s - 2 directly;
-- is_live ``[T, N, 1]``, bool: whether frame t belongs to sequence n; is_final ``[N, L]``, bool: where an alignment may end;
-- likelihood ``[N]``: logarithm of the sum over all alignments, about -1e30 where there is none; forward ``[T, N, L]``: the
+- may_skip ``[N, L]``, bool: True if state s may follow s - 2 directly;
+- is_live ``[T, N, 1]``, bool: True if frame t belongs to sequence n; is_final ``[N, L]``, bool: True if an alignment may end
+  in the state;
+- likelihood ``[N]``: logarithm of the sum over all alignments, about -1e30 if there is none; forward ``[T, N, L]``: the
   logarithms of the forward variables.
 
-Graves et al. 2006, "Connectionist Temporal Classification", equations 5 to 11 and 13 to 15, with logarithms in place of scaling.
-A Scan has no gradient rule here, so the gradient is an operator of its own: the forward-backward algorithm.
+Graves et al. 2006, "Connectionist Temporal Classification", equations 5 to 11 and 13 to 15, with logarithms instead of scaling.
+A Scan has no gradient rule here, so the gradient is a separate operator: the forward-backward algorithm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Convolution over points that are moved by offsets, and weighed by a mask: DeformConv.
+"""Deformable convolution (DeformConv): sampling points are moved by offsets and weighted by a mask.
 
-Dai et al. 2017, "Deformable Convolutional Networks", and Zhu et al. 2019 with the mask. It reads linearly between elements, and
-zeros outside of the data. ``DeformConvGrad(dy, x, w, offset, mask) -> dx, dw, doffset, dmask`` is a semantic operator.
+Dai et al. 2017, "Deformable Convolutional Networks", and Zhu et al. 2019 with the mask. Reads are linear between elements, and
+zero outside the data. ``DeformConvGrad(dy, x, w, offset, mask) -> dx, dw, doffset, dmask`` is a semantic operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _like_the_operands(operands: Operands) -> list[OutputType]:
 
 
 def deformable_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """By the data, the weights, the offsets, which move the points where the data is read, the bias and the mask."""
+    """The gradients for the data, the weights, the offsets (which move the sampling points), the bias and the mask."""
     x, w, offset = (op.required(index) for index in range(3))
     bias, mask, dbias = op.optional(3), op.optional(4), None
     if bias is not None and op.wants(3):
@@ -49,9 +49,9 @@ def deformable_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ..
 
 
 def lower_deform_conv_grad(op: Operation) -> tuple[Tensor | None, ...]:
-    """y = w columns, with columns read at the points and weighed by the mask: a product, and the adjoint of reading.
+    """y = w columns, with columns sampled at the points and weighted by the mask: a product, and the adjoint of sampling.
 
-    Points are ``[N, offset groups, kernel, outputs]``, M together; what is read at each is C / offset groups numbers.
+    Points are ``[N, offset groups, kernel, outputs]``, M in total; each point reads C / offset groups numbers.
     """
     builder, dtype = op.builder, op.required(1).dtype
     precision = ir.DataType.FLOAT if dtype in SIXTEEN_BIT else dtype
@@ -84,7 +84,7 @@ def lower_deform_conv_grad(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 class _Shapes:
-    """The extents of a deformable convolution, each an int or an int64 scalar, and its tensors in them."""
+    """The extents of a deformable convolution, each an int or an int64 scalar, and reshapes of its tensors."""
 
     def __init__(self, op: Operation, x: Tensor, w: Tensor, offset: Tensor):
         self.kernel = Windows.declared(op).kernel_shape
@@ -108,7 +108,7 @@ class _Shapes:
         return shaped(last, [_times(_times(self.images, self.offset_groups), self.rows[2]), self.read_together])
 
     def columns_of(self, read: Tensor) -> Tensor:
-        """What is read at the points as ``[N, groups, C / groups * kernel, outputs]``."""
+        """Reshape the values read at the points to ``[N, groups, C / groups * kernel, outputs]``."""
         by_point = shaped(read, [*self.points, self.read_together])
         first = read.builder.op("Transpose", by_point, perm=[0, 1, 4, 2, 3])
         return shaped(first, [self.images, self._groups, self._terms, self.outputs])
@@ -138,7 +138,7 @@ def _transposed_product(w: Tensor, dy: Tensor, shapes: _Shapes) -> Tensor:
 
 
 def _points(op: Operation, x: Tensor, offset: Tensor, shapes: _Shapes) -> Reading:
-    """The points: where the windows of a convolution lie, moved by the offsets."""
+    """Return the points: the window positions of a convolution, moved by the offsets."""
     builder, windows, axes = op.builder, Windows.declared(op), shapes.axes
     moves = shaped(offset, [shapes.images, shapes.offset_groups, *shapes.kernel, axes, *shapes.output])
     taps = []

@@ -15,14 +15,14 @@ from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 
 LARGEST_CONSTANT = 4096
-"""Rows of an identity matrix that is a constant; a larger one is made where it is used."""
+"""Rows of the largest constant identity matrix; a larger one is computed in the graph."""
 
 
 def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient of an operand is the contraction of the cotangent with the other operands, onto the operand's labels.
+    """The gradient of an operand: the contraction of the cotangent with the other operands, onto the operand's labels.
 
-    A label that only the operand has was summed over: the gradient is repeated along it. A label that stands twice in the
-    operand takes a diagonal: the gradient lies on the diagonal.
+    A label that only this operand has was summed over: the gradient is repeated along it. A label that occurs twice in the
+    operand takes a diagonal: the gradient is on the diagonal.
     """
     operands, output = _parse_equation(op)
     gradients: list[Tensor | None] = []
@@ -46,7 +46,7 @@ def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _repeated(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -> Tensor:
-    """Expand to the extents that the operand has along its distinct labels."""
+    """Expand to the extents of the operand along its distinct labels."""
     builder = tensor.builder
     if distinct == labels:
         return builder.op("Expand", tensor, builder.op("Shape", operand), like=operand)
@@ -54,7 +54,7 @@ def _repeated(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -> Te
 
 
 def _on_diagonals(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -> Tensor:
-    """Give a label as many axes as the operand has of it: the values on their diagonal, zeros beside it."""
+    """Give a label as many axes as in the operand: the values on their diagonal, zeros elsewhere."""
     builder = tensor.builder
     present = distinct
     for position, label in enumerate(labels):
@@ -71,7 +71,7 @@ def _on_diagonals(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -
 
 
 def _identity(operand: Tensor, axis: int) -> Tensor:
-    """The identity matrix of the extent of an axis, in the dtype of the operand."""
+    """Return the identity matrix with the extent of an axis, in the dtype of the operand."""
     builder, size = operand.builder, operand.dimension(axis)
     if size is not None and size <= LARGEST_CONSTANT:
         return builder.constant(np.eye(size, dtype=operand.dtype.numpy()))
@@ -80,13 +80,13 @@ def _identity(operand: Tensor, axis: int) -> Tensor:
 
 
 def _parse_equation(op: Operation) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the output, with letters in place of an ellipsis."""
+    """Return the labels of each operand and of the output, with letters instead of an ellipsis."""
     equation = str(op.attribute("equation")).replace(" ", "")
     operands, output = einsum_terms(equation)
     if any("..." in labels for labels in operands):
         ranks = [_ellipsis_rank(op, index, labels) for index, labels in enumerate(operands)]
         free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
-        # The axes of ellipses are broadcast, so the last of them are the same.
+        # Axes under ellipses are broadcast: they are aligned at the last one.
         operands = [
             labels.replace("...", "".join(free[len(free) - rank :])) for labels, rank in zip(operands, ranks, strict=True)
         ]
@@ -95,7 +95,7 @@ def _parse_equation(op: Operation) -> tuple[list[str], str]:
 
 
 def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
-    """How many axes of an operand an ellipsis stands for."""
+    """Return the number of operand axes that an ellipsis covers."""
     if "..." not in labels:
         return 0
     rank = op.required(index).rank

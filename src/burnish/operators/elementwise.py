@@ -1,6 +1,6 @@
 """Elementwise arithmetic with broadcasting, powers, exponentials, trigonometry, selection and casts.
 
-Activation functions are in ``activation.py``. ``StopGradient`` is a value that the backward pass takes for a constant, as
+Activation functions are in ``activation.py``. ``StopGradient`` makes its operand a constant in the backward pass, like
 ``tensor.detach()`` in PyTorch.
 """
 
@@ -38,7 +38,7 @@ def mul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def div(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """d(a/b)/db = -y/b; a divisor that was broadcast divides after the sum, where the tensor is small again."""
+    """d(a/b)/db = -y/b; a broadcast divisor divides after the sum, when the tensor is small again."""
     b, y = op.required(1), op.output
     da = dy / b if op.wants(0) else None
     if not op.wants(1):
@@ -67,9 +67,9 @@ def mean(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
 
 
 def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum.
+    """The gradient goes to the chosen operand; ties share it evenly, like PyTorch's maximum.
 
-    With a note that says so the first has it all, as the input of PyTorch's ``clamp_min`` has.
+    With a note that asks for it the first operand gets all of it, like the input of PyTorch's ``clamp_min``.
     """
     if len(op.inputs) == 1:
         return (dy,)
@@ -97,12 +97,12 @@ def abs_(op: Operation, dy: Tensor) -> Tensor:
 
 
 def piecewise_constant(op: Operation, dy: Tensor) -> None:
-    """The derivative is zero wherever it exists: no gradient flows."""
+    """No gradient: the derivative is zero wherever it exists."""
     return
 
 
 def range_(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """y_i = start + i · delta; the limit decides how many there are, and no more."""
+    """y_i = start + i · delta; the limit only sets the number of elements."""
     builder, index = op.builder, ir.DataType.INT64
     start, delta = None, None
     if op.wants(0):
@@ -122,7 +122,7 @@ def log(op: Operation, dy: Tensor) -> Tensor:
 
 
 def sqrt(op: Operation, dy: Tensor) -> Tensor:
-    """dy/(2y); 0 where a sum of squares, or what a bound keeps from being negative, is 0, as in PyTorch's norm, std and cdist."""
+    """dy/(2y); 0 at 0 for a sum of squares or a value bounded by 0, like PyTorch's norm, std and cdist."""
     y = op.output
     if _is_sum_of_powers(op.input.value):
         return op.builder.op("Where", _is_zero(y), op.builder.scalar(0, dy), dy / (_nonzero(y) * 2))
@@ -134,7 +134,7 @@ def _nonzero(x: Tensor) -> Tensor:
 
 
 def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
-    """Whether a value is a sum or mean of even powers, or of powers of sizes, times numbers, or is bounded by 0."""
+    """True if a value is a sum or mean of even powers, or of powers of sizes, times numbers, or is bounded by 0."""
     node = producer_of(value)
     if node is None or not depth:
         return False
@@ -152,7 +152,7 @@ def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
 
 
 def _is_power(node: ir.Node | None) -> bool:
-    """Whether a node computes an even power, or a power of a size."""
+    """True if a node computes an even power, or a power of a size."""
     if node is None or node.op_type not in ("Mul", "Pow"):
         return False
     base, other = node.inputs[:2]
@@ -163,7 +163,7 @@ def _is_power(node: ir.Node | None) -> bool:
 
 
 def _is_from_zero(bound: ir.Node) -> bool:
-    """Whether Clip has, or Max of two, 0 as its lower bound."""
+    """True if a Clip, or a Max of two operands, has 0 as its lower bound."""
     low = constant_array(bound.inputs[1]) if len(bound.inputs) > 1 and bound.inputs[1] is not None else None
     return low is not None and not low.any()
 
@@ -185,8 +185,8 @@ def erf(op: Operation, dy: Tensor) -> Tensor:
 def pow_(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """d(xᵖ)/dx = p·xᵖ⁻¹ and d(xᵖ)/dp = xᵖ·ln x.
 
-    Where p = 0 the first is 0 at every x, and where x = 0 and p >= 0 the second is 0: the products would be 0·∞. A negative
-    base has no derivative by the exponent (NaN). A base of 1 in their place gives these zeros, and leaves derivatives of them.
+    If p = 0 the first is 0 at every x, and if x = 0 and p >= 0 the second is 0: the products would be 0·∞. A negative base has no
+    derivative for the exponent (NaN). A base of 1 instead gives these zeros, and keeps their derivatives.
     """
     return _pow_base(op, dy) if op.wants(0) else None, _pow_exponent(op, dy) if op.wants(1) else None
 
