@@ -1,6 +1,7 @@
-"""From a source model to a program: what trains, what the loss reads, what is differentiated, how parameters are updated; and to
-the graphs that an engine opens (``lowered_graphs``). Gradients as graphs.
+"""The compiler: turns a source model into a training program, and into the graphs that an engine opens (``lowered_graphs``).
 
-What comes of it, the program with its signature and state, is in ``burnish.program``; the mathematics of losses, optimizers and
-operators in the layers below.
+It selects the weights that train and the values that the loss reads, differentiates the model and adds the optimizer's updates.
+It also returns gradients as graphs (``grad``).
+
+The program that it returns, with its signature and state, is in ``burnish.program``.
 """

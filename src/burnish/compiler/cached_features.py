@@ -1,4 +1,4 @@
-"""A frozen backbone, cut off: what it computes of a sample is computed once, and training begins there."""
+"""Cut a frozen backbone off a model, so that its features are computed once per sample and training starts from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.sample_axes import Analysis
 from burnish.settings import suggestion
 
 CachedFeatures = str | Sequence[str] | None
-"""None; ``auto``, the values right before what trains; or names of values, or of nodes, whose first output is meant."""
+"""None; ``auto`` (the values right before the first layer that trains); or names of values, or of nodes (their first output)."""
 
 AUTO = "auto"
 
@@ -30,11 +30,11 @@ class Backbone:
     """A model in two parts.
 
     Attributes:
-        model: computes the features from the inputs, with weights of its own.
-        rest: computes the predictions from the features, and from what else of the inputs it reads.
-        features: the names of the values between the two.
-        layers: which of the batch normalization layers of the whole are in the rest, in their order.
-        axes: along which axis of each feature its samples stand.
+        model: the part that computes the features from the inputs, with its own weights.
+        rest: the part that computes the predictions from the features, and from any inputs that it still reads.
+        features: names of the values between the two.
+        layers: one flag per batch normalization layer of the whole model, in order: True if the layer is in ``rest``.
+        axes: sample axis of each feature, by name.
     """
 
     model: ir.Model
@@ -51,18 +51,18 @@ def cut_backbone(
     policies: Mapping[ir.Node, NormPolicy],
     predictions: Sequence[str],
 ) -> Backbone:
-    """Cut a model where what trains begins.
+    """Cut a model before the layers that train.
 
     Args:
-        model: a canonical model; left as it is.
-        cached_features: ``auto``, or where.
+        model: a canonical model; not modified.
+        cached_features: ``auto``, or the names of the values to cut at.
         trained: the initializers that train.
-        policies: of the batch normalization layers; ``auto`` is settled.
+        policies: policies of the batch normalization layers, without ``auto``.
         predictions: the values that the loss reads.
 
     Raises:
-        ConfigurationError: there is no such value; something before it trains, or draws at random; the predictions do not depend
-            on it; or it does not hold one entry for each sample.
+        ConfigurationError: a name does not exist; something before the cut trains or draws random numbers; the predictions do not
+            depend on the value; or it does not hold one entry per sample.
     """
     moving = _moving(model.graph, trained, policies)
     analysis = Analysis(model.graph, [value.name or "" for value in model.graph.inputs])
@@ -82,7 +82,7 @@ def cut_backbone(
 
 
 def _moving(graph: ir.Graph, trained: Collection[str], policies: Mapping[ir.Node, NormPolicy]) -> dict[ir.Node, str]:
-    """Return each node whose results differ from step to step for the same sample, with what makes them differ."""
+    """Return each node whose results for the same sample change from step to step, with the reason."""
     wanted = {graph.initializers[name]: f"'{name}' trains" for name in trained if name in graph.initializers}
     layers = {node: policy for node, policy in policies.items() if not isinstance(policy, Frozen)}
     moving: dict[ir.Node, str] = {}
@@ -107,7 +107,7 @@ def _bodies(node: ir.Node) -> list[ir.Graph]:
 
 
 def _before(graph: ir.Graph, moving: Collection[ir.Node], analysis: Analysis) -> list[ir.Value]:
-    """Return the values with an entry for each sample that moving nodes read, and that none of them computes."""
+    """Return the values that moving nodes read, no moving node computes, and that hold one entry per sample."""
     read = [value for node in graph if node in moving for value in read_by(node)]
     computed = [value for value in dict.fromkeys(read) if (node := value.producer()) is not None and node not in moving]
     features = [value for value in computed if _problem(value, analysis) is None]
@@ -138,7 +138,7 @@ def _named(graph: ir.Graph, cached_features: str | Sequence[str]) -> list[ir.Val
 
 
 def _check_still(features: Iterable[ir.Value], moving: Mapping[ir.Node, str]) -> None:
-    """Raise ConfigurationError where a feature of the same sample would differ from step to step."""
+    """Raise ConfigurationError if a feature of the same sample would change from step to step."""
     for value in features:
         node = value.producer()
         if node is not None and node in moving:
@@ -149,7 +149,7 @@ def _check_still(features: Iterable[ir.Value], moving: Mapping[ir.Node, str]) ->
 
 
 def _problem(value: ir.Value, analysis: Analysis) -> str | None:
-    """Why a value does not hold one entry for each sample; None where it does."""
+    """Return the reason why a value does not hold one entry per sample; None if it does."""
     layout = analysis.layout(value)
     if layout.is_constant:
         return "is the same for every batch"
@@ -165,7 +165,7 @@ def _problem(value: ir.Value, analysis: Analysis) -> str | None:
 
 
 def _axis(value: ir.Value, analysis: Analysis) -> int | None:
-    """The first axis of a value that holds samples and nothing else."""
+    """Return the first axis of a value that holds samples and nothing else."""
     for at, axis in enumerate(analysis.layout(value).axes or ()):
         if len(axis) == 1 and isinstance(axis[0], Factor) and axis[0].kind is Kind.SAMPLES:
             return at
@@ -182,7 +182,6 @@ def _check_samples(value: ir.Value, analysis: Analysis) -> None:
 
 
 def _samples_of(graph: ir.Graph, analysis: Analysis) -> int | str | None:
-    """The extent of the batch."""
     shapes = {value.name: shape_of(value) or () for value in graph.inputs}
     return next(shapes[name][axis] for name, axis in analysis.axes.items() if axis is not None)
 
@@ -193,7 +192,9 @@ def _rest_of(
     predictions: Sequence[str],
     samples: int | str | None,
 ) -> tuple[bool, ...]:
-    """Let a model, in place, begin at features, by their axes of samples; return which of its batch normalization layers stay."""
+    """Make a model start at the features (name: sample axis), in place; return one flag per batch normalization layer: True if it
+    stays.
+    """
     graph = rest.graph
     layers = batch_normalizations(graph)
     by_name = {output.name or "": output for node in graph for output in node.outputs}
@@ -225,7 +226,6 @@ def _rest_of(
 
 
 def _keep(backbone: ir.Model, features: Collection[str]) -> None:
-    """Let a model, in place, return the features alone."""
     graph = backbone.graph
     by_name = {output.name or "": output for node in graph for output in node.outputs}
     graph.outputs.clear()

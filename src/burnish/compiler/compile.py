@@ -1,6 +1,6 @@
-"""Compilation: a source model, a loss and an optimizer become the six graphs of a program.
+"""Compile a source model, a loss and an optimizer into the six graphs of a program.
 
-The first call imports the compiler: a process that opens a saved program never loads it.
+The compiler itself is imported at the first call: a process that opens a saved program never loads it.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ def compile(source: Source, options: CompileOptions) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto``, ``onnx_ir.Model`` or ``torch.nn.Module``; left as it is.
+        source: path, bytes, ``onnx.ModelProto``, ``onnx_ir.Model`` or ``torch.nn.Module``; not modified.
 
     Returns:
         The program; nothing is run.
 
     Warns:
-        ObjectiveWarning: the loss reads what it is not made for, such as probabilities where it applies a Softmax itself; what
-            the model computes of a sample depends on the others of its batch; or what exported the model merged weights, made
-            two of one, folded batch normalization into layers that train, or left scalars that look like parameters, and do not
-            train unless ``trainable`` names them.
-        DenseGradientWarning: ``sparse`` asks for a table whose every row a step reads and writes all the same, with the reason.
-        UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
-            operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
+        ObjectiveWarning: the loss does not fit its input, such as probabilities for a loss that applies a Softmax itself; the
+            results for a sample depend on the other samples of its batch; or the exporter merged weights, split one into two,
+            folded batch normalization into layers that train, or left scalars that look like parameters and train only if
+            ``trainable`` names them.
+        DenseGradientWarning: ``sparse`` selects a table, but a step still reads and writes all of its rows; the warning gives the
+            reason.
+        UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects and the optimizer does not freeze: an
+            operator such as Round or ArgMax blocks it, they are integers, or the loss does not depend on them.
 
     Raises:
         ModelError: the source is not a valid ONNX model.
-        ConfigurationError: an option does not fit the model; the model leaves open which axis holds the samples; or no step fits
-            ``memory``, with what takes it and what would help.
+        ConfigurationError: an option does not fit the model; the sample axis is ambiguous; or no step fits ``memory`` (the
+            message lists the largest parts and remedies).
         GradientError: an operator between a trained weight and the loss has no gradient.
-        UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
-            batch is to be opened.
+        UnsupportedOperatorError: an operator cannot be trained or lowered, or cannot take several samples if ``batch="open"``.
     """
     return compiled(source, options)
 
 
 def compiled(source: Source, options: CompileOptions) -> Program:
-    """Compile a model with options that are there as an object; see ``compile``, which takes them as keyword arguments."""
+    """Compile a model with options given as an object; ``compile`` takes them as keyword arguments."""
     from burnish.compiler.differentiate import differentiate
     from burnish.compiler.link import link
     from burnish.compiler.prepare import prepare
@@ -72,17 +72,17 @@ def compile_inference(
     sample_axis: AskedAxes = None,
     target: TargetLike = "onnxruntime",
 ) -> Inference:
-    """Compile a model to predict and to be evaluated with. Nothing is differentiated: any model that a runtime runs will do.
+    """Compile a model for prediction and evaluation only. Nothing is differentiated, so any model that the runtime runs will do.
 
     Args:
-        source, metrics, outputs, sample_axis, target: as ``compile`` takes them.
-        loss: the same; None leaves the graph ``evaluate`` out.
+        source, metrics, outputs, sample_axis, target: as for ``compile``.
+        loss: as for ``compile``; None leaves out the graph ``evaluate``.
 
     Warns:
-        ObjectiveWarning: the loss reads what it is not made for, or samples of a batch are mixed, as in ``compile``.
+        ObjectiveWarning: the loss does not fit its input, or the samples of a batch are mixed, as for ``compile``.
 
     Raises:
-        ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
+        ModelError, ConfigurationError, UnsupportedOperatorError: as for ``compile``.
     """
     from burnish.compiler.link import link_inference
     from burnish.compiler.prepare import prepare_inference

@@ -1,4 +1,4 @@
-"""From a prepared model to drafts: the graphs ``grad``, ``evaluate`` and ``predict`` of a program before they are lowered."""
+"""Build the graphs ``grad``, ``evaluate`` and ``predict`` of a program from a prepared model, before they are lowered."""
 
 from __future__ import annotations
 
@@ -50,21 +50,22 @@ from burnish.rewriting.train_quantization import train_quantization
 from burnish.targets import Target, check_has_dtypes, target_of
 
 OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"
-"""What a message about a missing gradient says of the options."""
+"""The part of a message about a missing gradient that names the options."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """The graphs of a program before they are lowered to its target, and what differentiating the model has told.
+    """The graphs of a program before they are lowered to its target, and the findings of differentiation.
 
     Attributes:
-        model: what they are of.
-        graphs: ``grad``, ``evaluate`` and ``predict``, and ``features`` where they are cached, with semantic operators in them.
-        signatures: theirs.
-        coefficients: of each figure that the loss is added up from.
-        untrained: weights that were to train and that no gradient reaches, with the reason.
-        dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason.
-        weighs_alike: why an optimizer that accumulates would weigh micro-batches of any size alike; empty where it does not.
+        model: the prepared model.
+        graphs: ``grad``, ``evaluate`` and ``predict``, and ``features`` if features are cached, with semantic operators.
+        signatures: their signatures.
+        coefficients: coefficient of each figure in the sum that is the loss.
+        untrained: selected weights that no gradient reaches, with the reason.
+        dense: parameters that ``sparse`` selects but that have dense gradients, with the reason.
+        weighs_alike: the reason why an optimizer that accumulates gives micro-batches of any size the same weight; empty if it
+            does not.
     """
 
     model: PreparedModel
@@ -77,7 +78,7 @@ class Drafts:
 
 
 def differentiate(model: PreparedModel, options: CompileOptions) -> Drafts:
-    """Build the graphs of a program from a prepared model, of which the gradients are one."""
+    """Build the graphs of a program from a prepared model."""
     target = target_of(options.target)
     check_has_dtypes(model.trained.in_file, target)
     trained = folded(model.trained.model)
@@ -95,19 +96,19 @@ def differentiate(model: PreparedModel, options: CompileOptions) -> Drafts:
 
 
 def _semantic(target: Target) -> Target:
-    """The target as it would be with a kernel for every semantic operator."""
+    """Return the target with a kernel for every semantic operator."""
     return target.with_kernels(semantic_operators())
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """Return a copy in which what hangs on constants alone is computed. It is trained; an export keeps the form of its file."""
+    """Return a copy with constant subgraphs computed, for training. An export keeps the form of its file."""
     copy = model.clone()
     fold_constants(copy)
     return copy
 
 
 def _draft_of(source: ir.Model, model: PreparedModel) -> Draft:
-    """A draft that holds a model, with its data, parameters and statistics as inputs and no outputs."""
+    """Return a draft of a model with its data, parameters and statistics as inputs and no outputs."""
     draft = Draft(source.clone())
     name_sources(draft.model.graph)
     draft.model.graph.outputs.clear()
@@ -127,13 +128,13 @@ def draft_inference(source: ir.Model, model: PreparedModel) -> Draft:
     RECOGNIZED_IN_MODE.run(draft.model, None)
     produced = list(draft.model.graph.outputs)
     draft.model.graph.outputs.clear()
-    for name, value in zip(names, produced, strict=True):  # a running statistic may stand in for what a layer returned
+    for name, value in zip(names, produced, strict=True):  # a running statistic may replace the output of a layer
         draft.add_output(draft.builder.tensor(value), name, Role.OUTPUT, sample_axis=model.result_axes.get(name, 0))
     return draft
 
 
 def draft_evaluation(source: ir.Model, model: PreparedModel, mixed: MixedPrecision | None) -> tuple[Draft, dict[str, float]]:
-    """Return the model with loss and metrics in inference mode, and the coefficient of each figure that the loss is a sum of."""
+    """Return the model with loss and metrics in inference mode, and the coefficient of each figure in the loss."""
     draft = _draft_of(source, model)
     draft.extents = teacher_rules(model.loss)
 
@@ -151,7 +152,7 @@ def draft_evaluation(source: ir.Model, model: PreparedModel, mixed: MixedPrecisi
 
 
 def _narrow(draft: Draft, mixed: MixedPrecision | None) -> None:
-    """Place the casts of mixed precision in a draft that is not bound to a mode yet."""
+    """Add the casts of mixed precision to a draft that is not bound to a mode yet."""
     if mixed is not None:
         values = draft.values()
         weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
@@ -160,7 +161,7 @@ def _narrow(draft: Draft, mixed: MixedPrecision | None) -> None:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The draft of ``grad``, and what is known once it has been built; see ``Drafts``."""
+    """The draft of ``grad`` and its findings; see ``Drafts``."""
 
     draft: Draft
     untrained: Mapping[str, str]
@@ -169,10 +170,10 @@ class _Gradients:
 
 
 def _draft_gradients(source: ir.Model, model: PreparedModel, options: CompileOptions) -> _Gradients:
-    """The training graph up to the gradients, which are its last outputs, in the order the reverse pass reaches them.
+    """Return the training graph up to the gradients: its last outputs, in the order in which the reverse pass reaches them.
 
-    Updates are emitted in that order too: a runtime that walks back from the outputs then updates the last layer first,
-    and needs no gradient to wait for that of the first layer.
+    Updates are emitted in that order too. A runtime that walks back from the outputs then updates the last layer first, and no
+    gradient has to wait for that of the first layer.
     """
     draft, mixed = _draft_of(source, model), precision.get(options.precision)
     builder, graph = draft.builder, draft.model.graph
@@ -193,7 +194,7 @@ def _draft_gradients(source: ir.Model, model: PreparedModel, options: CompileOpt
         HOISTED.run(draft.model, None)
         _narrow(draft, mixed)
         values = draft.values()
-        places = numbered_draws(bound, model.data)  # before quantization, whose operators say nothing of samples
+        places = numbered_draws(bound, model.data)  # before quantization, because its operators have no sample axis
         if changing_masks(bound):
             updated.update(train_pruning(bound, step))
         if is_quantized(bound):
@@ -238,10 +239,10 @@ def _draft_gradients(source: ir.Model, model: PreparedModel, options: CompileOpt
 
 
 def _add_weight(draft: Draft, terms: tuple[Term, ...]) -> str:
-    """Add what the loss is divided by, whatever the optimizer: another one may weigh gradients by it.
+    """Add the divisor of the loss, whatever the optimizer: a later one may weigh gradients by it.
 
     Returns:
-        Why there is no one weight; empty where there is one, or none is needed.
+        The reason why there is no single weight; empty if there is one, or none is needed.
     """
     batch = [entry for entry in draft.inputs if entry.role in (Role.DATA, Role.LABEL)]
     values = draft.values()
@@ -258,10 +259,10 @@ def _add_weight(draft: Draft, terms: tuple[Term, ...]) -> str:
 def _reach(
     draft: Draft, model: PreparedModel, loss: Tensor, scale: Tensor | None, stopped: Mapping[ir.Value, ir.Node]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Emit the gradients of the parameters that the loss depends on, in the order the reverse pass reaches them.
+    """Emit the gradients of the parameters that the loss depends on, in the order in which the reverse pass reaches them.
 
     Returns:
-        The gradients, and the other parameters that were to train, with the reason.
+        The gradients, and the other selected parameters with the reason why they have none.
     """
     builder, values = draft.builder, draft.values()
     wrt = {name: values[f"param/{name}"] for name in model.state.trainable}
@@ -284,7 +285,7 @@ def _reach(
 def _rows_of(
     draft: Draft, model: PreparedModel, gradients: Mapping[str, Tensor]
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
-    """Emit, of the gradients that are kept as rows, the indices and rows; say why others that are asked for are not."""
+    """Emit indices and rows of the gradients that are kept as rows; return the reason for each selected one that is not."""
     builder, values = draft.builder, draft.values()
     rows: dict[str, tuple[Tensor, Tensor]] = {}
     dense: dict[str, str] = {}

@@ -1,4 +1,6 @@
-"""The teacher of a loss: brought into inference form, checked beside the student, and projections for the student's layers."""
+"""Prepare the teacher of a distillation loss: inference form, checks against the student, and projections of the student's
+layers.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,20 @@ from burnish.rewriting.fold_constants import fold_constants
 from burnish.rewriting.stages import RECOGNIZED
 
 SAME_DATA = {PIXELS: "pixels", TEXT: "texts", CLASSES: "classes"}
-"""What the metadata of both models say of their data, and what that is about."""
+"""Metadata that both models must agree on, with the word for the data in messages."""
 
 
 def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
-    """Return the loss with the teachers that it has, ready to be put into a graph beside the student.
+    """Return the loss with its teachers, ready to be put into a graph together with the student.
 
     Args:
         loss: the loss.
-        forms: the student, in each form that graphs are made of; they get the projections, and their values stay as they are.
+        forms: the student, in each form that graphs are built from; projections are added to them, and their values do not
+            change.
 
     Raises:
-        ModelError: a teacher that is no valid ONNX model.
-        ConfigurationError: it reads other inputs than the student, or other data; or there is no such output or layer.
+        ModelError: a teacher is not a valid ONNX model.
+        ConfigurationError: a teacher reads other inputs or other data than the student, or an output or layer does not exist.
     """
     if isinstance(loss, WeightedSum):
         summands = (replace(summand, loss=prepare_teachers(summand.loss, forms)) for summand in loss.summands)
@@ -64,7 +67,7 @@ def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
 
 
 def _teacher_of(loss: Distillation, student: ir.Graph) -> tuple[ir.Model, tuple[str, str] | None]:
-    """The teacher of a loss, and its ``limit``; one that takes a single sample is opened if the student takes any number."""
+    """Return the teacher of a loss and its ``limit``. A teacher for a single sample is opened if the student takes any number."""
     teacher = loss.source()
     pairs = _shared_inputs(student, teacher.graph)
     ours, theirs = ({value.name or "": value.shape for value in graph.inputs} for graph in (student, teacher.graph))
@@ -78,14 +81,14 @@ def _teacher_of(loss: Distillation, student: ir.Graph) -> tuple[ir.Model, tuple[
 
 
 def _open_for_one(teacher: ir.Shape | None, student: ir.Shape | None) -> str | None:
-    """The first open dimension of the student's input, if the teacher's has an extent of 1 there; else None."""
+    """Return the first open dimension of the student's input if the teacher has an extent of 1 there; else None."""
     pairs = () if teacher is None or student is None else zip(teacher.dims, student.dims, strict=False)
     own, extent = next(((own, extent) for own, extent in pairs if not isinstance(extent, int)), (None, None))
     return extent.value if own == 1 and extent is not None else None
 
 
 def teacher_rules(loss: Loss) -> tuple[ExtentRule, ...]:
-    """Return what the teachers of a loss ask of the batch."""
+    """Return the rules that the teachers of a loss set for the batch."""
     if isinstance(loss, WeightedSum):
         return tuple(rule for summand in loss.summands for rule in teacher_rules(summand.loss))
     if not isinstance(loss, Distillation) or loss.prepared is None or loss.prepared.limit is None:
@@ -95,14 +98,14 @@ def teacher_rules(loss: Loss) -> tuple[ExtentRule, ...]:
 
 
 def has_teacher(loss: Loss) -> bool:
-    """Whether a loss computes a teacher beside the student, from the same inputs."""
+    """True if a loss runs a teacher on the inputs of the student."""
     if isinstance(loss, WeightedSum):
         return any(has_teacher(summand.loss) for summand in loss.summands)
     return isinstance(loss, Distillation) and loss.teacher is not None
 
 
 def with_projections(state: ModelState, graph: ir.Graph, loss: Loss) -> ModelState:
-    """Return the state with the weights of projections, which train whatever else does: no output of the model reads them."""
+    """Return the state with the weights of projections. They always train, because no output of the model reads them."""
     if isinstance(loss, WeightedSum):
         for summand in loss.summands:
             state = with_projections(state, graph, summand.loss)
@@ -121,7 +124,7 @@ def with_projections(state: ModelState, graph: ir.Graph, loss: Loss) -> ModelSta
 
 
 def _shared_inputs(student: ir.Graph, teacher: ir.Graph) -> dict[str, str]:
-    """Return the input of the student that each of the teacher reads: that of its name, or the only one of both."""
+    """Return the student's input for each input of the teacher: the one of the same name, or the only one of both."""
     ours, theirs = ({value.name or "": value for value in graph.inputs} for graph in (student, teacher))
     pairs = dict(zip(theirs, ours, strict=True)) if len(ours) == len(theirs) == 1 else {name: name for name in theirs}
     for name, other in pairs.items():
@@ -149,7 +152,7 @@ def _fits(one: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 
 def _check_data(student: ir.Model, teacher: ir.Model) -> None:
-    """Refuse a teacher whose metadata say something else of the data than those of the student."""
+    """Raise an error if the metadata of teacher and student describe different data."""
     for annotation, what in SAME_DATA.items():
         key = annotation.key
         ours, theirs = student.metadata_props.get(key), teacher.metadata_props.get(key)
@@ -162,7 +165,7 @@ def _check_data(student: ir.Model, teacher: ir.Model) -> None:
 
 
 def _projected(loss: Distillation, hint: Hint, aim: ir.Value, forms: Sequence[ir.Model]) -> Hint:
-    """Put a projection to the channels of the teacher behind a value of the student, where there is to be one."""
+    """Add a projection to the teacher's channels after a value of the student, if the hint asks for one."""
     value = find_predictions(forms[-1], None, (Reading(hint.student),), loss.name)[0].value
     shapes = value.shape, aim.shape
     if shapes[0] is None or shapes[1] is None or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 2:
@@ -187,9 +190,9 @@ def _projected(loss: Distillation, hint: Hint, aim: ir.Value, forms: Sequence[ir
 
 
 def _add_projection(graph: ir.Graph, layer: str, weight: str, projected: str, sizes: tuple[int, int, int]) -> None:
-    """Emit ``projected``, of the channels of the teacher: a 1x1 convolution of pictures, else a matrix over the last axis.
+    """Emit ``projected``, with the teacher's channels: a 1x1 convolution for images, else a matrix over the last axis.
 
-    Its weight is drawn from a uniform distribution of bound ``1 / sqrt(channels)``, as PyTorch draws that of a linear layer.
+    Its weight is drawn from a uniform distribution with bound ``1 / sqrt(channels)``, as for a linear layer of PyTorch.
     """
     channels, others, rank = sizes
     value = next(output for node in graph for output in node.outputs if output.name == layer)

@@ -1,4 +1,4 @@
-"""A graph under construction: what its inputs and outputs are, until names and lowering are settled."""
+"""A graph under construction, with its inputs and outputs, before names and lowering are settled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.targets import Target
 
 @dataclass
 class Draft:
-    """A graph under construction: a copy of a model, and what its inputs and outputs are."""
+    """A graph under construction: a copy of a model, and entries for its inputs and outputs."""
 
     model: ir.Model
     inputs: list[Entry] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Draft:
 
     @classmethod
     def reopened(cls, model: ir.Model, signature: GraphSignature) -> Draft:
-        """A draft that goes on from a copy of a finished graph."""
+        """Return a draft that continues from a copy of a finished graph."""
         draft = cls(model.clone(), list(signature.inputs), extents=signature.extents)
         outputs = draft.model.graph.outputs
         draft.outputs = list(zip(outputs, signature.outputs, strict=True))
@@ -46,7 +46,7 @@ class Draft:
         return draft
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """Remove the gradients from the outputs and return them by initializer name; of those of rows, the rows."""
+        """Remove the gradients from the outputs and return them by initializer name; for a gradient of rows, the rows."""
         return self._taken(Role.GRADIENT, Role.ROWS)
 
     def take_indices(self) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class Draft:
         return self._taken(Role.INDICES)
 
     def take_weight(self) -> Tensor | None:
-        """Remove what the loss is divided by from the outputs and return it; None where it is none of them."""
+        """Remove the divisor of the loss from the outputs and return it; None if it is not an output."""
         return next(iter(self._taken(Role.WEIGHT).values()), None)
 
     def _taken(self, *roles: Role) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ class Draft:
         return taken
 
     def add_input(self, entry: Entry) -> Tensor:
-        """Add an input, or return it where the draft has this very entry."""
+        """Add an input, or return the existing one if the draft has the same entry."""
         return self.add_inputs((entry,))[0]
 
     def add_inputs(self, entries: Iterable[Entry]) -> list[Tensor]:
@@ -87,19 +87,19 @@ class Draft:
         return tensors
 
     def add_output(self, tensor: Tensor, name: str, role: Role, **fields: Any) -> None:
-        """Note a value as an output; it gets its name when the graph is finished (``set_outputs``)."""
+        """Add a value as an output; it gets its name when the graph is finished (``set_outputs``)."""
         self.outputs.append((tensor.value, Entry(name, role, tensor.dtype, shape_of(tensor.value), **fields)))
 
 
 def shape_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The extents of a value as a signature holds them, None when its rank is not known."""
+    """Return the extents of a value as a signature holds them; None if its rank is unknown."""
     if value.shape is None:
         return None
     return tuple(dimension if isinstance(dimension, int) else dimension.value for dimension in value.shape.dims)
 
 
 def entry_of(value: ir.Value, role: Role) -> Entry:
-    """Describe an input of the model; raise ConfigurationError when it declares no shape."""
+    """Describe an input of the model; raise ConfigurationError if it declares no shape."""
     assert value.dtype is not None
     shape = shape_of(value)
     if shape is None:
@@ -116,7 +116,7 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
 
 
 def name_taken(entry: Entry) -> ConfigurationError:
-    """The error of a model with an input of a name that a program gives an input of its own."""
+    """Return the error for a model input that has the name of one of the program's own inputs."""
     own = "; or, where the model computes its loss of it itself, name that output (output='...') in place of the loss"
     return ConfigurationError(
         f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
@@ -125,17 +125,17 @@ def name_taken(entry: Entry) -> ConfigurationError:
 
 
 def name_taken_twice(name: str, graph: str | None) -> ConfigurationError:
-    """The error of an output of a program with the name of an input that it is not."""
+    """Return the error for an output of a program that has the name of a different input."""
     return ConfigurationError(
         f"'{name}' would be both an input and an output of the program's {graph} graph: rename it in the model"
     )
 
 
 def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> None:
-    """Make values the graph's outputs under given names; whatever else had such a name, or that of an input, gets another.
+    """Make values the graph's outputs under given names; rename any other value that has such a name or that of an input.
 
     Raises:
-        ConfigurationError: an input has the name of an output and is not it.
+        ConfigurationError: an input has the name of an output and is a different value.
     """
     inputs = {value.name: value for value in graph.inputs}
     names = {name for _, name in outputs} | inputs.keys()
@@ -156,7 +156,7 @@ def set_outputs(graph: ir.Graph, outputs: Sequence[tuple[ir.Value, str]]) -> Non
 
 
 def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSignature]:
-    """Name the outputs of a draft and the graph, lower it to the target, and drop what nothing reads, in place.
+    """Name the graph and the outputs of a draft, lower it to the target, and remove unused nodes, in place.
 
     Returns:
         The model and its signature.
@@ -179,9 +179,9 @@ def _in_float32(entry: Entry) -> Entry:
 
 
 def lower_to_target(model: ir.Model, target: Target) -> None:
-    """Lower a graph to the target, and drop what nothing reads, in place.
+    """Lower a graph to the target and remove unused nodes, in place.
 
     Raises:
-        UnsupportedOperatorError: it holds what the target does not run.
+        UnsupportedOperatorError: the target does not run an operator of the graph.
     """
     LOWERED.run(model, Lowering(target))

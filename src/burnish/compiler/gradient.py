@@ -1,4 +1,4 @@
-"""The gradient of any ONNX graph, as a graph."""
+"""Compute the gradient of any ONNX graph, as a graph."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ def grad(
     """Differentiate an output of a model with respect to inputs or initializers.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is. Every node stays in the mode it was
-            exported in.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not modified. Every node stays in the mode in which it was
+            exported.
         wrt: names of floating-point inputs or initializers.
         of: name of the output; by default the only one.
-        bind: {input: value}: inputs that are fixed to a value, and that the gradient model does not have (``burnish.load``).
-        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.targets``), or a
-            ``burnish.targets.Target``.
+        bind: {input: value}: inputs fixed to a value, which the gradient model does not have (``burnish.load``).
+        target: runtime that the graph is lowered for: a name, a TOML file (``burnish.targets``), or a ``burnish.targets.Target``.
 
     Returns:
-        A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
-        output is a scalar; the source's outputs, and ``grad:<name>`` (dtype and shape of the value) for every name of ``wrt``.
-        The gradient of something the output does not depend on is zeros. What a model has in float16 or bfloat16 is computed in
-        float32 and rounded at the end: inputs, outputs, gradients and weights keep its dtypes.
+        A model of standard operators. Its inputs are those of the source, and ``cotangent:<of>`` (dtype and shape of the output)
+        unless the output is a scalar. Its outputs are those of the source, and ``grad:<name>`` (dtype and shape of the value) for
+        every name of ``wrt``. A gradient is zero if the output does not depend on the value. Values in float16 or bfloat16 are
+        computed in float32 and rounded at the end: inputs, outputs, gradients and weights keep their dtypes.
 
-        The gradient of a gradient is named after both: with respect to ``y`` of ``grad:x`` it is ``grad:x:y``. Where the source
-        has a value of that name already, as after ``grad`` of another output, it is ``grad:<name>:of:<of>``. A ``cotangent:<of>``
-        that the source has already serves again.
+        The gradient of a gradient is named after both: the gradient of ``grad:x`` with respect to ``y`` is ``grad:x:y``. If the
+        source already has a value of that name, as after ``grad`` of another output, it is ``grad:<name>:of:<of>``. An existing
+        input ``cotangent:<of>`` is used again.
 
     Raises:
-        ConfigurationError: a name the model does not have, one that is not floating-point, or a gradient that it has already.
+        ConfigurationError: a name does not exist, is not floating-point, or its gradient is in the model already.
         ModelError: a constant would take more memory than reading the model may.
-        UnsupportedOperatorError: the model holds a Gradient itself.
+        UnsupportedOperatorError: the model contains a Gradient operator.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
     runtime = target_of(target)
@@ -60,7 +59,7 @@ def grad(
 
 
 def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = None, *, bind: Bind = None) -> ir.Model:
-    """Return what ``grad`` returns as the reverse pass emits it: with semantic operators, and what nothing reads."""
+    """Return the result of ``grad`` before lowering: with semantic operators and unused nodes."""
     names = _names(wrt)
     model = _load_recognized(source, names, bind)
     refuse_gradients(model, "burnish.grad")
@@ -80,7 +79,7 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
         raise ConfigurationError(f"of: the output '{chosen}' is {output.dtype}, and only floating-point values have gradients")
     try:
         stopped = simulate_quantization(graph, operands)
-        # What is an output of the model may be computed anew.
+        # An output of the model may have been replaced.
         output = next(value for value in graph.outputs if value.name == chosen)
         refuse_lost_gradients(stopped, operands, output)
         gradients = differentiate(builder, {output: _cotangent(builder, output)}, operands)
@@ -98,7 +97,7 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
 
 
 def _names(wrt: str | Sequence[str]) -> list[str]:
-    """The names that ``wrt`` gives, each once."""
+    """Return the names in ``wrt`` without duplicates."""
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt)) if isinstance(wrt, Iterable) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"wrt must be the name of an input or initializer, or a list of such names, not {wrt!r}")
@@ -116,7 +115,7 @@ def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Mod
 
 @contextmanager
 def _held_variable(model: ir.Model, names: Collection[str]) -> Iterator[None]:
-    """Let these initializers be no constants meanwhile: a number that goes into an attribute would have no gradient."""
+    """Hide the values of these initializers: a constant that becomes an attribute would have no gradient."""
     tensors = {value: value.const_value for name, value in model.graph.initializers.items() if name in names}
     for value in tensors:
         value.const_value = None
@@ -128,11 +127,11 @@ def _held_variable(model: ir.Model, names: Collection[str]) -> Iterator[None]:
 
 
 def _in_float32(model: ir.Model, names: Collection[str]) -> ir.Model:
-    """Let a model of sixteen bits compute in float32, in place; inputs, outputs, weights and what is named keep their dtypes."""
+    """Make a sixteen-bit model compute in float32, in place; inputs, outputs, weights and ``names`` keep their dtypes."""
     if not has_sixteen_bit_values(model):
         return model
     graph = model.graph
-    # By value: one that is an output of the model too leaves its name to what is rounded for the output.
+    # By value, not by name: an initializer that is also an output gives its name to the rounded output.
     tensors = {value: (name, value.const_value) for name, value in graph.initializers.items() if value.dtype in SIXTEEN_BIT}
     compute_in_float32(model, keep_outputs=True)
     order = order_of(graph)
@@ -166,7 +165,7 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
 
 
 def _gradient_name(name: str, of: str, names_in_use: Names) -> str:
-    """The name of a gradient, which tells what was differentiated with respect to what."""
+    """Return the name of a gradient: of which output, with respect to which value."""
     short = f"{of}:{name}" if of.startswith(PREFIX) else f"{PREFIX}{name}"
     names = (short, f"{short}:of:{of}")
     free = next((candidate for candidate in names if candidate not in names_in_use), None)
@@ -179,7 +178,7 @@ def _gradient_name(name: str, of: str, names_in_use: Names) -> str:
 
 
 def _cotangent(builder: Builder, output: ir.Value) -> Tensor:
-    """1 for a scalar output, else a graph input, a new one where there is none."""
+    """Return 1 for a scalar output, else a graph input, which is added if it does not exist."""
     if output.shape is not None and len(output.shape) == 0:
         assert output.dtype is not None
         return builder.scalar(1.0, output.dtype)

@@ -1,7 +1,7 @@
-"""From drafts to a program: the graphs that update the state, and what the program says of itself.
+"""Link drafts into a program: add the graphs that update the state, and record the options.
 
-A program whose steps are to fit a limit of memory is linked again and again, with more that is computed again in the backward,
-until a step that is run fits.
+A program with a memory limit is linked repeatedly, each time with more recomputation in the backward pass, until a step that is
+run fits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from burnish.warn import warn
 
 
 def link(drafts: Drafts, options: CompileOptions) -> Program:
-    """Make a program of the drafts of its graphs; warn of what the options do not reach."""
+    """Make a program from the drafts of its graphs; warn about options that have no effect."""
     linked = partial(_linked, drafts, options)
     if options.memory is None:
         program = linked(recompute_request.get(options.recompute))
@@ -47,7 +47,7 @@ def link(drafts: Drafts, options: CompileOptions) -> Program:
 
 
 def _linked(drafts: Drafts, options: CompileOptions, recompute: Recompute | None) -> Program:
-    """The program whose backward computes so much again."""
+    """Return the program with this recomputation in its backward pass."""
     model, kept = drafts.model, program_options(drafts, options, recompute)
     optimizer = wrapped(model.optimizer, kept)
     graphs = LoweredGraphs.linked(drafts.graphs, drafts.signatures, optimizer, target_of(options.target), kept)
@@ -56,7 +56,7 @@ def _linked(drafts: Drafts, options: CompileOptions, recompute: Recompute | None
 
 
 def program_options(drafts: Drafts, options: CompileOptions, recompute: Recompute | None = None) -> dict[str, Any]:
-    """Return what a program says that it was compiled with, as JSON-compatible values."""
+    """Return the options that a program records, as JSON-compatible values."""
     model, normalization, target = drafts.model, drafts.model.normalization, target_of(options.target)
     mixed, source = precision.get(options.precision), model.trained.model.graph
     steps_per_epoch = {STEPS_PER_EPOCH: options.steps_per_epoch}
@@ -89,7 +89,7 @@ def program_options(drafts: Drafts, options: CompileOptions, recompute: Recomput
 
 
 def _warn_of_result(drafts: Drafts, program: Program) -> None:
-    """Warn of micro-batches that weigh alike, tables with dense gradients and weights without a gradient."""
+    """Warn about micro-batches with equal weights, tables with dense gradients, and weights without a gradient."""
     optimizer = drafts.model.optimizer
     warn_of_accumulation(optimizer, drafts.weighs_alike)
     warn_of_no_effect(optimizer, program.signature["grad"], (program.predict, program.evaluate))
@@ -108,7 +108,7 @@ def _warn_of_result(drafts: Drafts, program: Program) -> None:
 
 
 def link_inference(model: PreparedModel, options: CompileOptions, *, evaluates: bool) -> Inference:
-    """Make the graphs of a model that predicts, and is evaluated if ``evaluates``; its weights stay in them."""
+    """Make the graphs of a model that predicts, and ``evaluate`` if ``evaluates``; its weights stay constants."""
     target = target_of(options.target)
     coefficients: dict[str, float] = {}
     drafts = {"predict": draft_inference(model.trained.in_file, model)}

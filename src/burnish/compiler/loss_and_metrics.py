@@ -1,7 +1,7 @@
-"""The loss and the metrics of a graph: its labels, the terms of the loss, and the totals that figures are computed of.
+"""The loss and the metrics of a graph: its labels, the terms of the loss, and the totals that figures are computed from.
 
-Each term is a total over a weight, and a worker of several has its own total over the weight of all: losses and gradients of all
-workers add up to those of the batch. Where there is one worker, both are its own, and nothing changes.
+Each term is a total divided by a weight. With several workers, each has its own total and the weight of all, so that losses and
+gradients of the workers add up to those of the batch. With one worker, both are its own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from burnish.program.signature import Entry, Role
 
 LOSS = "loss"
 EXTENTS = frozenset({"Shape", "Size"})
-"""What depends on the shape of its operand alone."""
+"""Operators whose results depend only on the shape of their operand."""
 
 
 def add_loss(
     draft: Draft, model: PreparedModel, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction], key: Tensor | None = None
 ) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
-    """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read.
+    """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and the values that the metrics read.
 
-    With a ``key`` it is training, which may mix samples.
+    A ``key`` makes it a training graph, which may mix samples.
     """
     predictions = _bound_predictions(draft, bind, reads)
     share = None if key is None else _mix_inputs(draft, model.loss, key, is_cached=model.backbone is not None)
@@ -56,15 +56,18 @@ def add_figures(
     reported: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     is_step: bool = False,
 ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-    """Add the loss, each of its terms where it has several, and the metrics as outputs.
+    """Add the loss, each of its terms if there are several, and the metrics as outputs.
 
     Args:
-        draft, model, terms, read: where to, of what.
-        reported: emits what is reported of a sum that was taken here.
-        is_step: whether this is a step of training, which reports no figures of whole data sets.
+        draft: the graph to add to.
+        model: the prepared model.
+        terms: terms of the loss.
+        read: values that the metrics read.
+        reported: a function that emits the reported form of a sum, such as the sum over all workers.
+        is_step: True for a training step, which reports no figures of whole data sets.
 
     Returns:
-        The loss, as it was summed here; and by the name of each figure the totals that it is a function of.
+        The loss as summed in this graph, and for each figure the totals that it is computed from, by name.
     """
     with draft.builder.attributed("the loss"):
         loss = losses.combined(terms)
@@ -76,7 +79,7 @@ def add_figures(
         for term in terms:
             name = figure_name(term)
             totals[name] = {metrics.SUM: term.total}
-            # A sum over samples adds up as it is. What no sample has a part in, such as a penalty, is the same in each batch.
+            # A sum over samples adds up. A term that depends on no sample, such as a penalty, is the same in each batch.
             if term.of_batch or not _is_plain_sum(term) or not _reads(term.total.value, batch):
                 totals[name][metrics.COUNT] = term.weight
             if name != LOSS:
@@ -99,19 +102,19 @@ def add_figures(
 
 
 def figure_name(term: losses.Term) -> str:
-    """The name that a term of the loss is reported under."""
+    """Return the name under which a term of the loss is reported."""
     return f"{LOSS}:{term.name}" if term.name else LOSS
 
 
 def terms_of_shard(terms: Sequence[Term], graph: ir.Graph, data: Collection[str]) -> tuple[Term, ...]:
-    """Return the terms that a worker's loss is the sum of.
+    """Return the terms of a worker's loss, which is their sum.
 
-    A term that is a plain sum (its weight is the constant 1) adds up as it is; one that depends on no data, such as a penalty of
-    the weights, is the same on every worker, and each has the share of it that it has of the samples.
+    A term that is a plain sum (its weight is the constant 1) adds up as it is. A term that depends on no data, such as a penalty
+    on the weights, is the same on every worker and is multiplied by the worker's share of the samples.
 
     Args:
-        terms: of the loss of a batch.
-        graph: the graph they are in.
+        terms: terms of the loss of a batch.
+        graph: the graph that holds them.
         data: names of the model's inputs.
     """
     inputs = {value for value in graph.inputs if value.name in data}
@@ -119,23 +122,23 @@ def terms_of_shard(terms: Sequence[Term], graph: ir.Graph, data: Collection[str]
 
 
 def over_all(total: Tensor) -> Tensor:
-    """Emit the sum over all workers of a figure that is reported."""
+    """Emit the sum of a reported figure over all workers."""
     return all_reduce((total,), "figure")[0]
 
 
 def weight_of_batch(terms: Sequence[Term], batch: Collection[ir.Value], lengths: int) -> Tensor | None:
-    """Return what the terms of a loss are divided by, a scalar; None where it is a constant, and micro-batches weigh alike.
+    """Return the divisor of a loss, a scalar; None if it is constant and micro-batches have equal weights.
 
-    What depends on no input, such as a penalty of the weights, is the same in each micro-batch and has no say.
+    A term that depends on no input, such as a penalty on the weights, is the same in each micro-batch and does not count.
 
     Args:
-        terms: of the loss of a batch.
-        batch: the inputs that a batch comes in.
-        lengths: how many open extents these have. Where there is one, the batch, terms that are divided by numbers of elements
-            are divided by multiples of one number.
+        terms: terms of the loss of a batch.
+        batch: inputs that hold the batch.
+        lengths: number of open extents of these inputs. If the batch is the only one, all divisors that count elements are
+            multiples of one number.
 
     Raises:
-        ValueError: the terms are divided by numbers that do not go together: no weight of a micro-batch is right for all.
+        ValueError: the terms have unrelated divisors, so that no weight of a micro-batch is right for all of them.
     """
     weights: list[Tensor] = []
     is_summed = False
@@ -155,7 +158,7 @@ def weight_of_batch(terms: Sequence[Term], batch: Collection[ir.Value], lengths:
 
 
 def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction]) -> tuple[Tensor, ...]:
-    """The predictions after the graph was bound to a mode; binding may put other values in their place."""
+    """Return the predictions after the graph is bound to a mode, which may replace their values."""
     outputs = draft.model.graph.outputs
     values = draft.values()
     names = list(dict.fromkeys(prediction.name for prediction in reads))
@@ -177,13 +180,13 @@ def _label_axis(
     axes: Sequence[int | None],
     readings: Sequence[losses.Reading],
 ) -> int | None:
-    """The axis of samples of a label: that of the prediction, among the axes that the label has of it.
+    """Return the sample axis of a label: that of the prediction, counted among the axes that the label shares with it.
 
     Args:
-        shape: of the label.
-        predictions: what the loss reads.
-        axes: along which samples stand in each.
-        readings: how the loss reads each, which says where its classes are.
+        shape: shape of the label.
+        predictions: the values that the loss reads.
+        axes: sample axis of each prediction.
+        readings: how the loss reads each prediction, including its class axis.
     """
     if not shape:
         return None
@@ -202,9 +205,10 @@ def _label_axis(
 
 
 def _of_extents(draft: Draft, label: Tensor, spec: losses.LabelSpec, predictions: Sequence[Tensor]) -> Tensor:
-    """Hold a label to the extents of the prediction that no input has, so that a session cannot compare them with the batch.
+    """Reshape a label to the extents of the prediction that no input has, so that a session cannot compare them with the batch.
 
-    Such an extent is what a convolution leaves of an open length. A label of another would be broadcast, or in part not be read.
+    Such an extent is computed, for example by a convolution over an open length. Without the check, a label of another extent
+    would be broadcast or read in part.
     """
     in_batch = {extent for entry in draft.inputs if entry.role is Role.DATA for extent in entry.shape or ()}
     unknown = [extent for extent in spec.shape[1:] if isinstance(extent, str) and extent not in in_batch]
@@ -213,14 +217,14 @@ def _of_extents(draft: Draft, label: Tensor, spec: losses.LabelSpec, predictions
         if axes is None:
             continue
         with builder.attributed("the extents of the labels"):
-            # One Gather: where the extents are joined, ONNX Runtime's optimizer makes one of them "what is left over".
+            # One Gather: if the extents were concatenated, ONNX Runtime's optimizer would turn one of them into -1 (inferred).
             target = builder.op("Gather", builder.op("Shape", prediction), builder.integers(axes), axis=0)
             return builder.op("Reshape", label, target, like=label)
     return label
 
 
 def _axes_of(shape: Sequence[int | str | None], prediction: Tensor) -> list[int] | None:
-    """The axes of a prediction that a label has, in their order; None where it has others."""
+    """Return the axes of a prediction that a label has, in order; None if it has others."""
     dims = [] if prediction.shape is None else [d if isinstance(d, int) else d.value for d in prediction.shape.dims]
     axes: list[int] = []
     for extent in shape:
@@ -232,20 +236,20 @@ def _axes_of(shape: Sequence[int | str | None], prediction: Tensor) -> list[int]
 
 
 def _mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor | None:
-    """Let a training graph read mixed samples, in place, where its loss is ``Mixed``.
+    """Make a training graph read mixed samples, in place, if its loss is ``Mixed``.
 
     Args:
         draft: the graph, bound to training, without its loss.
-        loss: of the program.
-        key: of the step.
-        is_cached: whether the graph begins at features that are computed once.
+        loss: loss of the program.
+        key: random key of the step.
+        is_cached: True if the graph starts from cached features.
 
     Returns:
-        The share that a sample has in its mixture, a float32 scalar; None where nothing is mixed.
+        The share that a sample has in its mixture, a float32 scalar; None if nothing is mixed.
 
     Raises:
-        ConfigurationError: the model has several inputs, or one that cannot be mixed, or its features are computed once; or a
-            part of the loss is ``Mixed``.
+        ConfigurationError: the model has several inputs, an input that cannot be mixed, or cached features; or ``Mixed`` is only
+            a part of the loss.
     """
     if not isinstance(loss, Mixed):
         if any(isinstance(inner, Mixed) for inner in _inside(loss)):
@@ -288,7 +292,6 @@ def _mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tenso
 
 
 def _inside(loss: Loss) -> Iterator[Loss]:
-    """The losses that a loss is made of."""
     summands = getattr(loss, "summands", ())
     for inner in (getattr(loss, "loss", None), *(summand.loss for summand in summands)):
         if isinstance(inner, Loss):
@@ -303,13 +306,13 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
 
 
 def _is_plain_sum(term: Term) -> bool:
-    """Whether a term is divided by nothing: its weight is the constant 1."""
+    """True if the weight of a term is the constant 1."""
     weight = term.weight.array
     return weight is not None and float(weight) == 1.0
 
 
 def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
-    """Whether a value is computed from the elements of one of ``sources``, and not from their shapes alone."""
+    """True if a value is computed from the elements of one of ``sources``, not only from their shapes."""
     seen, pending = {value}, [value]
     while pending:
         read = pending.pop()
@@ -326,7 +329,7 @@ def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
 
 
 def _are_alike(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """Whether two values are computed alike from the same values."""
+    """True if two values are computed by the same operations from the same values."""
     if one is other:
         return True
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""Models that hold training operators, as models that every runtime runs."""
+"""Convert models with training operators into models that every runtime runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from burnish.targets import TargetLike, target_of
 
 
 def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") -> ir.Model:
-    """Turn a model with training operators into one of standard operators that runtimes without training run.
+    """Turn a model with training operators into one of standard operators, for runtimes without training.
 
-    ``Gradient`` of ``ai.onnx.preview.training`` becomes the operators of the reverse pass, ``Adam``, ``Adagrad`` and ``Momentum``
-    their formulas, batch normalization with ``training_mode=1`` the batch's statistics, and dropout in training mode draws its
-    masks from ``seed``: the same ones in every run. Nothing else changes its mode. What a file has in bfloat16 is computed in
-    float32, for which processors have kernels; inputs and outputs keep their dtype.
+    ``Gradient`` of ``ai.onnx.preview.training`` becomes the operators of the reverse pass; ``Adam``, ``Adagrad`` and ``Momentum``
+    become their formulas; batch normalization with ``training_mode=1`` uses the statistics of the batch; dropout in training mode
+    draws its masks from ``seed``, the same ones in every run. All other nodes keep their mode. Values in bfloat16 are computed in
+    float32, because processors have kernels for it; inputs and outputs keep their dtype.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        seed: of dropout masks whose node has no ``seed`` attribute; a signed 64-bit integer.
-        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.targets``), or a
-            ``burnish.targets.Target``.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not modified.
+        seed: seed for dropout masks of nodes without the attribute ``seed``; a signed 64-bit integer.
+        target: runtime that the graph is lowered for: a name, a TOML file (``burnish.targets``), or a ``burnish.targets.Target``.
 
     Returns:
-        A model with the source's inputs and outputs, under their names.
+        A model with the inputs and outputs of the source, under the same names.
 
     Raises:
-        ModelError: the source is not a valid ONNX model, or one of these operators does not fit what it names.
-        GradientError: a Gradient through an operator without one, or of a value that is not floating-point.
-        UnsupportedOperatorError: an operator that the target does not run, such as a Gradient in a branch or loop body.
-        ConfigurationError: an unknown target, or a seed that is no integer of 64 bits.
+        ModelError: the source is not a valid ONNX model, or a training operator does not fit the values that it names.
+        GradientError: a Gradient through an operator without a gradient, or of a value that is not floating-point.
+        UnsupportedOperatorError: the target does not run an operator, such as a Gradient in a branch or loop body.
+        ConfigurationError: the target is unknown, or the seed is not a 64-bit integer.
     """
     runtime = target_of(target)
     check_seed(seed)

@@ -1,9 +1,9 @@
-"""The graphs of a program by name, each lowered when it is first read, and kept: what a program holds, and what an engine opens.
+"""The graphs of a program by name, each lowered when it is first read. Programs hold them, and engines open them.
 
-A program keeps ``grad``, ``evaluate`` and ``predict`` as they were before they were lowered, with semantic operators in them.
-Its own graphs are lowered to the target that it was compiled for. An engine with kernels of its own for semantic operators gets
-graphs with these in them. They compute the same. What is computed again in the backward is chosen in what the step was lowered
-to: nothing of it is in the graphs that are kept.
+A program keeps ``grad``, ``evaluate`` and ``predict`` in their form before lowering, with semantic operators. Its own graphs are
+lowered to the target that it was compiled for; an engine with its own kernels gets graphs that keep the semantic operators it has
+kernels for. Both compute the same. Recomputation in the backward pass is chosen in the lowered step, so the kept graphs do not
+contain it.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from burnish.targets import TARGETS, Target, check_runs, target_from_dict
 from burnish.warn import warn
 
 Rewrite = Callable[[ir.Model], object]
-"""Changes a lowered graph in place."""
+"""A function that changes a lowered graph in place."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoweredGraphs(Mapping[str, ir.Model]):
-    """Graphs by name, each lowered when it is first read, and kept. A graph that was read is not to be changed; see ``copy_of``.
+    """Graphs by name, each lowered when it is first read, and kept. Do not modify a graph that was read; see ``copy_of``.
 
     Attributes:
-        signature: every input and output of every graph.
-        options: what the program was compiled with, as JSON-compatible values.
-        target: the runtime that the graphs are lowered for.
-        semantic: graphs before they were lowered; left as they are.
-        given: graphs that are in operators of the target already.
-        base: the same graphs for another target or optimizer. They serve where they are made of the same for the same kernels,
-            or where nothing else can be made.
-        for_engine: whether an engine opens them: a step is then lowered as a whole, and ``predict`` is folded, of which a
-            program's own is exported. What fits a budget in standard operators need not with other kernels, or where workers
-            exchange gradients: what is computed again is then that of the least peak.
-        rewrites: what changes a graph after it was lowered, by its name, in order.
-        marks: names of semantic operators that these rewrites look for, which are not lowered before.
+        signature: all inputs and outputs of every graph.
+        options: options that the program was compiled with, as JSON-compatible values.
+        target: runtime that the graphs are lowered for.
+        semantic: graphs before lowering; not modified.
+        given: graphs that consist of operators of the target already.
+        base: the same graphs for another target or optimizer. They are used if they are made from the same graphs for the same
+            kernels, or if nothing else can be made.
+        for_engine: True if an engine opens the graphs. A step is then lowered as a whole, and ``predict`` is folded, although the
+            program exports its own unfolded. A recomputation that fits a budget in standard operators need not fit with other
+            kernels, or if workers exchange gradients, so the one with the lowest peak is used.
+        rewrites: functions that change a lowered graph, in order, by the graph's name.
+        marks: names of the semantic operators that these rewrites look for; they are not lowered before the rewrites.
     """
 
     signature: Signature
@@ -87,22 +87,22 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         target: Target,
         options: dict[str, Any],
     ) -> Self:
-        """Return the graphs of a program that is compiled; those that update the state follow from ``grad`` and the optimizer.
+        """Return the graphs of a compiled program; the ones that update the state follow from ``grad`` and the optimizer.
 
-        An engine with kernels of its own never reads the largest, ``grad`` and ``step`` in standard operators: these are lowered
-        when they are first read. Where activations are computed again they are lowered here, so that a budget that is too small
-        is refused.
+        An engine with its own kernels never reads the largest graphs, ``grad`` and ``step``, in standard operators, so they are
+        lowered only when first read. With recomputation they are lowered here, so that a budget that is too small is refused at
+        once.
 
         Args:
-            semantic: ``grad``, ``evaluate`` and ``predict``, and ``features`` where there is one, not lowered.
-            signatures: theirs.
-            optimizer: what updates the parameters; ``options`` have it without what mixed precision and held rows add to it.
-            target: what the graphs are lowered for.
-            options: of the program.
+            semantic: ``grad``, ``evaluate`` and ``predict``, and ``features`` if there is one, before lowering.
+            signatures: their signatures.
+            optimizer: the optimizer; ``options`` hold it without the wrappers of mixed precision and held rows.
+            target: runtime that the graphs are lowered for.
+            options: options of the program.
 
         Raises:
-            ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train; the target takes fixed
-                shapes, and an input has an open dimension.
+            ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train; or the target takes fixed
+                shapes and an input has an open dimension.
         """
         given = {name: _lowered_copy(semantic[name], target) for name in ("predict", "evaluate")}
         forward = tuple(given.values())
@@ -125,20 +125,21 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         options: dict[str, Any],
         semantic: Mapping[str, ir.Model] | None = None,
     ) -> Self:
-        """Return the graphs of a program that was read from files, whose options say what they were lowered for."""
+        """Return the graphs of a program that was read from files; its options name the target that they were lowered for."""
         target = options.get("target", "onnxruntime")
         runtime = TARGETS[target] if isinstance(target, str) else target_from_dict(target)
         return cls(signature, options, runtime, semantic or {}, graphs)
 
     @classmethod
     def of_model(cls, model: ir.Model, target: Target) -> Self:
-        """Return a single graph as a ``step`` without state: every input is data, every output is returned.
+        """Return a single graph as a ``step`` without state: every input is data, and every output is returned.
 
-        An engine opens it with no state, and runs it as it runs a step, with its own kernels, dtypes and device.
+        An engine opens it like a step without state, and runs it with its own kernels, dtypes and device.
 
         Args:
-            model: inputs and outputs with dtypes, and inputs with ranks; may hold semantic operators; left as it is.
-            target: the runtime that it is lowered for.
+            model: a model whose inputs and outputs have dtypes, and whose inputs have ranks; may hold semantic operators; not
+                modified.
+            target: runtime that it is lowered for.
 
         Raises:
             ConfigurationError: the target takes fixed shapes, and an input has an open dimension.
@@ -155,8 +156,8 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         """Return a graph.
 
         Raises:
-            KeyError: there is none of this name.
-            UnsupportedOperatorError: it holds what the target does not run.
+            KeyError: there is no graph of this name.
+            UnsupportedOperatorError: the target does not run one of its operators.
         """
         ready = None if name in self.rewrites else self._ready(name)
         if ready is not None:
@@ -175,15 +176,15 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return len(self.signature.graphs)
 
     def __repr__(self) -> str:
-        """The graphs by their numbers of nodes: whole, they are pages of text. None is lowered for it."""
+        """Show the number of nodes of each graph: printed in full, graphs are pages of text. Nothing is lowered."""
         return ", ".join(f"{name}: {self._size(name)}" for name in self)
 
     @garbage_kept()
     def copy_of(self, name: str) -> ir.Model:
-        """Return a graph of the caller's own, to rewrite; another one at each call.
+        """Return a new copy of a graph, which the caller may change.
 
         Raises:
-            KeyError, UnsupportedOperatorError: as reading it does.
+            KeyError, UnsupportedOperatorError: as for reading it.
         """
         ready = self._ready(name)
         model = self._lowered(name) if ready is None else ready.clone()
@@ -193,7 +194,7 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return model
 
     def unlowered(self, name: str) -> ir.Model:
-        """Return a graph as it was before it was lowered, or lowered where it was not kept; not to be changed."""
+        """Return a graph in its form before lowering, or lowered if that form was not kept. Do not modify it."""
         return self.semantic[name] if name in self.semantic else self[name]
 
     def lowered_to(self, target: Target) -> Self:
@@ -203,35 +204,36 @@ class LoweredGraphs(Mapping[str, ir.Model]):
             ConfigurationError: the target takes fixed shapes, and an input of the program has an open dimension.
         """
         check_extents(self.signature, target)
-        if not self.target.float64:  # what the signature says is float32
+        if not self.target.float64:  # the signature promises float32
             target = replace(target, float64=False)
         graphs = replace(self, target=target, given={}, base=self, for_engine=True)
         predict = self.unlowered("predict").graph
         if simulates_quantization(predict):
             graphs = graphs.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
-            # In floating-point numbers ``predict`` stays as it is saved: clients in other languages and exports have its bits.
+            # In floating-point models, ``predict`` keeps its saved form: exports and clients in other languages give the same
+            # bits.
             if target.prefers_products and not target.kernels and has_depthwise_rows(predict):
                 graphs = graphs.rewritten(multiply_depthwise_rows, "predict", "evaluate")
         return graphs
 
     def with_kernels(self, kernels: Collection[str]) -> Self:
-        """Return the same for a runtime with kernels for these semantic operators alone."""
+        """Return the same graphs for a runtime with kernels for these semantic operators only."""
         return replace(self, target=self.target.with_kernels(kernels))
 
     def rewritten(self, rewrite: Rewrite, *graphs: str, marks: Collection[SemanticOperator] = (), **changes: Any) -> Self:
-        """Return the same with graphs that are rewritten, after the rewrites that there are already.
+        """Return the same with graphs that are rewritten, after any existing rewrites.
 
         Args:
-            rewrite: changes a lowered graph in place.
-            graphs: the names of those that it changes.
+            rewrite: a function that changes a lowered graph in place.
+            graphs: names of the graphs that it changes.
             marks: semantic operators that it looks for, which are not lowered before.
-            changes: of other fields.
+            changes: new values of other fields.
         """
         rewrites = {**self.rewrites, **{name: (*self.rewrites.get(name, ()), rewrite) for name in graphs}}
         return replace(self, rewrites=rewrites, marks=self.marks | {mark.name for mark in marks}, **changes)
 
     def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Self:
-        """Return the graphs of a program that trains in the same way with another optimizer; see ``Program.with_optimizer``."""
+        """Return the graphs of a program that trains the same weights with another optimizer; see ``Program.with_optimizer``."""
         resolved = optim.get(optimizer)
         moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
         if moving:
@@ -261,16 +263,16 @@ class LoweredGraphs(Mapping[str, ir.Model]):
 
     @cached_property
     def optimizer(self) -> Optimizer | None:
-        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        """The optimizer with the wrappers of mixed precision and held rows; None if it is unknown."""
         return wrapped(optim.get(self.options["optimizer"]), self.options) if "optimizer" in self.options else None
 
     @cached_property
     def recompute(self) -> Recompute | None:
-        """Which activations the backward computes again."""
+        """The activations that the backward pass recomputes."""
         return recompute_request.get(self.options.get("recompute"))
 
     def _ready(self, name: str) -> ir.Model | None:
-        """A graph that need not be lowered; None for one that is to be."""
+        """Return a graph that need not be lowered; None if it must be."""
         if name not in self:
             raise KeyError(name)
         if name in self.given:
@@ -283,7 +285,7 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return model
 
     def _is_of_base(self, name: str) -> bool:
-        """Whether the graph of ``base`` serves."""
+        """True if the graph of ``base`` can be used."""
         base, semantic = self.base, self.semantic
         assert base is not None
         has_gradients = "grad" in semantic or not self.for_engine
@@ -301,7 +303,7 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         if name not in self.semantic:
             return self._updating(self._gradients(name), target, name)
         model = self.semantic[name].clone()
-        if name == "predict" and self.for_engine:  # the others were folded when they were compiled
+        if name == "predict" and self.for_engine:  # the other graphs were folded at compile time
             fold_constants(model)
         lower_to_target(model, target)
         if name == "grad" and self.recompute is not None:
@@ -319,17 +321,17 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return model
 
     def _gradients(self, name: str) -> ir.Model:
-        """The graph of the gradients that one that updates the state is made of."""
+        """Return the graph of the gradients that an updating graph is made from."""
         if not self.for_engine:
             return self["grad"]
-        # Lowered once, as a whole; what is computed again is chosen in a graph of the gradients that is lowered.
+        # Lowered once, as a whole; recomputation is chosen in a lowered graph of the gradients.
         return self.semantic["grad"] if self.recompute is None or name == "apply" else self._lowered("grad")
 
     def _updating(self, grad: ir.Model, target: Target, name: str) -> ir.Model:
-        """The graph ``step`` or ``apply`` that follows from a graph of the gradients, lowered or not."""
+        """Return ``step`` or ``apply``, made from a graph of the gradients, lowered or not."""
         assert self.optimizer is not None
         own = self if self.base is None else self.base
-        forward = (own["predict"], own["evaluate"])  # which tell what the parameters are for
+        forward = (own["predict"], own["evaluate"])  # they show how the parameters are used
         updates, _ = update_graphs(grad, self.signature["grad"], forward, self.optimizer, target, (name,))
         return updates[name]
 
@@ -341,13 +343,13 @@ class LoweredGraphs(Mapping[str, ir.Model]):
 
 
 def wrapped(optimizer: Optimizer, options: Mapping[str, Any]) -> Optimizer:
-    """Return an optimizer as mixed precision and the rows that are held wrap it, by the options of a program."""
+    """Return an optimizer with the wrappers of mixed precision and held rows that the options of a program ask for."""
     mixed = precision.get(options.get("precision", precision.FULL))
     return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), options.get("hold_rows", {}))
 
 
 def check_extents(signature: Signature, target: Target) -> None:
-    """Raise ConfigurationError where a target takes fixed shapes, and an input has an open dimension."""
+    """Raise ConfigurationError if a target takes fixed shapes and an input has an open dimension."""
     if target.symbolic_shapes:
         return
     for name, graph in signature.graphs.items():

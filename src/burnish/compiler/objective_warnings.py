@@ -1,7 +1,7 @@
-"""What ``ObjectiveWarning`` says of a model and its loss when they are compiled, as sentences that say what to do.
+"""Find the problems that ``ObjectiveWarning`` reports at compilation, as sentences that say what to do.
 
-The loss reads what it is not made for; what trains is perhaps not what was meant to; or the program does not compute what its
-file does, in ``predict``, ``evaluate`` and exports, or in a step as well.
+The loss may not fit its input; the weights that train may not be the intended ones; or the program may not compute the same as
+its file, in ``predict``, ``evaluate`` and exports, or also in a step.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from burnish.norms import Frozen, NormPolicy, layer_name, never_updated, normali
 from burnish.sample_axes import mixing_nodes
 
 SHOWN = 3
-"""How many of several weights or layers a sentence names."""
+"""The number of weights or layers that a sentence names."""
 STATISTICS = frozenset("Cast Div Identity Mul Pow ReduceMean ReduceSum Reshape Squeeze Sub Unsqueeze".split())
-"""Operators that a mean and a variance are computed by."""
+"""Operators that compute a mean and a variance."""
 CLASSES_LAST = "say so with loss='cross_entropy:class_axis=-1'"
 
 
 def check_classes(predictions: Iterable[Prediction], loss: losses.Loss) -> None:
-    """Check that a loss over classes reads what can be classes.
+    """Check that a loss over classes reads an axis that can hold classes.
 
     Raises:
-        ConfigurationError: there is one class, whose probability is 1, whatever the model computes; or the model sorts them, so
-            that the first is another class for each sample.
+        ConfigurationError: there is one class, whose probability is always 1; or the model sorts the classes, so that the first
+            is a different class for each sample.
     """
     for prediction, reading in zip(predictions, loss.readings, strict=False):
         axis, shape = reading.classes_along, prediction.value.shape
@@ -66,10 +66,10 @@ def check_classes(predictions: Iterable[Prediction], loss: losses.Loss) -> None:
 
 
 def objective_doubts(predictions: Iterable[Prediction], loss: losses.Loss) -> Iterator[str]:
-    """Give a sentence for each prediction of which the loss perhaps makes something else than was meant.
+    """Yield a sentence for each prediction that the loss may misinterpret.
 
-    It applies an activation to probabilities, takes numbers of any size for probabilities or their logarithms, or reads
-    classes along another axis than that on which the model has them.
+    The loss applies an activation to probabilities, takes arbitrary numbers for probabilities or their logarithms, or reads
+    classes along another axis than the model's.
     """
     for prediction, reading in zip(predictions, loss.readings, strict=False):
         last = _classes_last(prediction, reading, loss.name)
@@ -84,7 +84,7 @@ def objective_doubts(predictions: Iterable[Prediction], loss: losses.Loss) -> It
 
 
 def _classes_last(prediction: Prediction, reading: Reading, loss: str) -> str | None:
-    """Say that classes lie along the last axis, where the loss reads them along axis 1 of three or more."""
+    """Return a sentence if the loss reads classes along axis 1 of three or more axes but they are along the last."""
     shape = prediction.value.shape
     if reading.classes_along != losses.CLASS_AXIS or shape is None or len(shape) < 3:
         return None
@@ -98,7 +98,7 @@ def _classes_last(prediction: Prediction, reading: Reading, loss: str) -> str | 
 
 
 def _of_another_scale(value: ir.Value, name: str, takes: losses.Scale, loss: str) -> Iterator[str]:
-    """Say that a value is on another scale than a loss that applies no activation takes it to be."""
+    """Yield a sentence if a value is on another scale than a loss without activation expects."""
     bounded, linear = bounding_node(value), open_node(value)
     bounds = "" if bounded is None else f"'{name}', which {describe_node(bounded)} bounds to [0, 1]"
     computed = "" if linear is None else f"'{name}' as {describe_node(linear)} computes it, which is any number"
@@ -127,7 +127,7 @@ def _of_another_scale(value: ir.Value, name: str, takes: losses.Scale, loss: str
 
 
 def _of_held_logits(value: ir.Value, name: str, loss: str) -> Iterator[str]:
-    """Say that logits are held within bounds, so that no class or answer can become certain."""
+    """Yield a sentence if logits are held within bounds, so that no class or answer can become certain."""
     node = bounded_logits_node(value)
     if node is not None:
         yield (
@@ -138,7 +138,7 @@ def _of_held_logits(value: ir.Value, name: str, loss: str) -> Iterator[str]:
 
 
 def _softmax_of_several(value: ir.Value) -> ir.Node | None:
-    """Return the Softmax along an axis of three elements or more that a value is the moved output of; else None."""
+    """Return the Softmax over three or more elements whose (moved) output is the value; else None."""
     node = moved_from(value)
     if node is None or node.op_type != "Softmax" or node.inputs[0] is None or node.inputs[0].shape is None:
         return None
@@ -147,22 +147,22 @@ def _softmax_of_several(value: ir.Value) -> ir.Node | None:
 
 
 def _before(node: ir.Node) -> str:
-    """The name of the first operand of a node that has one."""
+    """Return the name of the first operand of a node that has a name."""
     return next((operand.name for operand in node.inputs if operand is not None and operand.name), "...")
 
 
 def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, takes_all: bool) -> Iterator[str]:
-    """Give a sentence for each doubt about the weights that train.
+    """Yield a sentence for each doubt about the weights that train.
 
-    Weights train as one and were perhaps several, or as two and were one; batch normalization was folded into layers that train;
-    scalars that were perhaps parameters stay as they are; what was computed from parameters, or from what else, trains in their
-    place; layers share running statistics; parameters are not in the model.
+    Weights that train as one may have been several, or the other way round; batch normalization was folded into layers that
+    train; scalars that may have been parameters do not train; values computed from parameters or other data train in place of
+    them; layers share running statistics; parameters are missing from the model.
 
     Args:
         model: a canonical model.
         trainable: the weights that train.
-        is_frozen: whether the user asked for normalization by fixed statistics, which is what folding leaves.
-        takes_all: whether the user left it open what trains.
+        is_frozen: True if the user asked for normalization by fixed statistics, which is the result of folding.
+        takes_all: True if the user did not select the weights that train.
     """
     if several := [f"'{name}' ({count} layers)" for name, count in perhaps_merged(model).items() if name in trainable]:
         yield (
@@ -211,7 +211,7 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
 
 
 def mixing_doubts(predictions: Collection[ir.Value]) -> Iterator[str]:
-    """Give a sentence where predictions of one sample depend on the others of its batch.
+    """Yield a sentence if predictions of one sample depend on the others of its batch.
 
     Args:
         predictions: the values of a canonical model that the loss reads.
@@ -231,7 +231,7 @@ def mixing_doubts(predictions: Collection[ir.Value]) -> Iterator[str]:
 
 
 def _is_of_normalization(node: ir.Node) -> bool:
-    """Whether a node computes nothing but statistics for batch normalization, which is meant to work over all samples."""
+    """True if a node only computes statistics for batch normalization, which works over all samples by design."""
     pending = list(node.outputs)
     while pending:
         value = pending.pop()
@@ -249,7 +249,7 @@ def _is_of_normalization(node: ir.Node) -> bool:
 
 
 def _of_notes(model: ir.Model, trainable: Collection[str], takes_all: bool) -> Iterator[str]:
-    """Give the doubts that follow from what PyTorch's exporter noted of the module's parameters."""
+    """Yield the doubts that follow from the notes of PyTorch's exporter about the module's parameters."""
     again = "export the model again with torch.onnx.export(..., dynamo=True, optimize=False)"
     computed = [
         f"'{name}' of {_first([repr(parameter) for parameter in parameters])}"
@@ -273,10 +273,10 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def find_departures(model: ir.Model) -> Iterator[str]:
-    """Give a sentence for each reason why inference in the initial state does not compute what the file computes.
+    """Yield a sentence for each reason why inference in the initial state differs from the file.
 
     Args:
-        model: a canonical model whose weights are still initializers. One of a module has no file: inference is its ``eval()``.
+        model: a canonical model whose weights are still initializers. A module has no file: inference is its ``eval()``.
     """
     if OF_MODULE.is_on(model.graph):
         return
@@ -307,7 +307,7 @@ def find_departures(model: ir.Model) -> Iterator[str]:
 
 
 def frozen_without_statistics(policies: Mapping[ir.Node, NormPolicy]) -> Iterator[str]:
-    """Give a sentence where layers without statistics of their own are frozen, so that a step departs from the file."""
+    """Yield a sentence if layers without running statistics of their own are frozen, so that a step differs from the file."""
     layers = [
         node
         for node, policy in policies.items()
@@ -326,7 +326,7 @@ def _nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
 
 
 def _drops(node: ir.Node) -> bool:
-    """Whether a dropout certainly is in training mode, and drops anything."""
+    """True if a dropout is known to be in training mode with a nonzero ratio."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     is_training = None if mode is None else constant_array(mode)
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
@@ -335,7 +335,7 @@ def _drops(node: ir.Node) -> bool:
 
 
 def _asked_mode(node: ir.Node) -> ir.Value | None:
-    """What says at run time whether a dropout is in training mode; None where that is known, or nothing is dropped."""
+    """Return the input that sets the mode of a dropout at run time; None if the mode is known, or nothing is dropped."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     share = None if ratio is None else constant_array(ratio)

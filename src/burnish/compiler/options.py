@@ -1,6 +1,6 @@
-"""What ``burnish.compile`` is asked for: each option declared once, for Python, the command line and files of options.
+"""The options of ``burnish.compile``, each declared once for Python, the command line and files of options.
 
-Nothing heavy is imported here: what checks an option is imported when one is given.
+Nothing heavy is imported here: the check of an option is imported when the option is given.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STEPS_PER_EPOCH = "steps_per_epoch"
 
 
 def read_tables(texts: list[str]) -> str | list[str]:
-    """Return ``auto`` alone as it is, and anything else as patterns."""
+    """Return ``auto`` if it is the only text, and anything else as patterns."""
     return "auto" if texts == ["auto"] else texts
 
 
 def read_recompute(texts: list[str]) -> str | list[str] | None:
-    """Return ``layers`` or a budget as it is, and anything else as patterns."""
+    """Return ``layers`` or a budget unchanged, and anything else as patterns."""
     if len(texts) != 1:
         return texts or None
     what = texts[0].partition(":")[0]
@@ -46,10 +46,10 @@ def read_recompute(texts: list[str]) -> str | list[str] | None:
 
 
 def read_batch(text: str) -> str:
-    """Return what ``--batch`` says.
+    """Return the value of ``--batch``.
 
     Raises:
-        ConfigurationError: it is another word than ``open``, such as a number of samples.
+        ConfigurationError: it is not ``open``, but for example a number of samples.
     """
     if text != "open":
         raise ConfigurationError(
@@ -60,7 +60,7 @@ def read_batch(text: str) -> str:
 
 
 def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
-    """Return what ``--sample-axis`` says: an axis for all inputs, or that of each; None where it says nothing.
+    """Return the value of ``--sample-axis``: an axis for all inputs, or one for each; None if there is no text.
 
     Raises:
         ConfigurationError: a text is neither an axis nor a name with one, or names an input twice.
@@ -82,7 +82,7 @@ def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
 
 
 def read_bind(texts: list[str]) -> dict[str, Any]:
-    """Return the values that inputs are fixed to: read as JSON where possible, else as text.
+    """Return the values that inputs are fixed to: parsed as JSON if possible, else as text.
 
     Raises:
         ConfigurationError: a text is not a name with a value, or names an input twice.
@@ -102,7 +102,7 @@ def read_bind(texts: list[str]) -> dict[str, Any]:
 
 
 def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
-    """Return the rows to hold, by the name of their weight.
+    """Return the rows to hold, by weight name.
 
     Raises:
         ConfigurationError: a text is not a name with rows.
@@ -121,12 +121,12 @@ def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
 
 
 def read_outputs(outputs: str) -> str | list[str]:
-    """Return one name as it is, several as a list."""
+    """Return a single name as a string, several as a list."""
     return split([outputs]) if "," in outputs else outputs
 
 
 def read_metrics(texts: list[str]) -> list[str]:
-    """Return metrics as ``burnish.metrics.get`` takes them: a comma stands between metrics, and between the settings of one."""
+    """Return metrics as ``burnish.metrics.get`` takes them. A comma separates metrics, and also the settings of one metric."""
     names: list[str] = []
     for part in split(texts):
         if names and "=" in part and ":" not in part.partition("=")[0]:
@@ -150,7 +150,7 @@ def read_norms(texts: list[str]) -> str | dict[str, str]:
     settings = {setting for name in POLICIES for setting in POLICIES.takes(name)}
     values: list[str] = []
     for part in parts:
-        # A comma stands between policies, and between the settings of one.
+        # A comma separates policies, and also the settings of one policy.
         if values and ":" in values[-1] and part.partition("=")[0].strip() in settings:
             values[-1] += f",{part}"
         else:
@@ -171,7 +171,7 @@ def read_norms(texts: list[str]) -> str | dict[str, str]:
 def _checked_loss(loss: Any) -> Any:
     from burnish import losses
 
-    is_name = isinstance(loss, str) and not loss.endswith(".onnx")  # a graph is read when the model is there
+    is_name = isinstance(loss, str) and not loss.endswith(".onnx")  # a graph is read once the model is known
     return losses.get(loss) if is_name else loss
 
 
@@ -196,7 +196,7 @@ def _checked_metrics(requested: Any) -> Any:
         raise ConfigurationError(f"metrics must be None, or a list of names or objects of burnish.metrics, not {requested!r}")
     resolved = {metric.name: metric for metric in map(metrics.get, [requested] if isinstance(requested, str) else requested)}
     for metric in resolved.values():
-        # A program holds its metrics by name, and they are looked up when it is opened.
+        # A program stores its metrics by name and looks them up when it is opened.
         if not metrics.is_known(metric):
             raise ConfigurationError(
                 f"metrics: burnish.metrics.METRICS does not lead from '{metric.name}' to this metric, and a program finds those "
@@ -241,67 +241,67 @@ def _checked_target(target: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions(Options):
-    """What a model is compiled with. Values are checked here as far as that needs no model.
+    """Options of compilation. Values are checked here as far as possible without the model.
 
     Args:
-        example_inputs, dynamic_shapes: of a module: what it is called with, and which axes are open (``burnish.load``). A module
-            also says what trains (``requires_grad``), which rows are held (``padding_idx``) and what each batch normalization
-            does (``train()``, ``eval()``, ``momentum``): ``trainable``, ``hold_rows`` and ``norm`` may say otherwise.
-        loss: a name out of ``burnish.losses.LOSSES``, with settings behind a colon (``huber:delta=0.5``); an object of
-            ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs are named as the model's
-            outputs, or else are labels.
-        optimizer: a name out of ``burnish.optim.OPTIMIZERS``, with settings behind a colon (``rmsprop:centered=true``), or an
-            object of ``burnish.optim``.
-        trainable: None trains every weight, of a model with adapters (``burnish.surgery.lora``) these alone; else names,
-            shell-style patterns, or a predicate over (name, array).
-        hold_rows: {initializer name: rows of axis 0, counted from 0} that training leaves as they are, bit for bit, whatever the
+        example_inputs, dynamic_shapes: for a module: the inputs to call it with, and its open axes (``burnish.load``). A module
+            also determines what trains (``requires_grad``), which rows are held (``padding_idx``) and what each batch
+            normalization does (``train()``, ``eval()``, ``momentum``); ``trainable``, ``hold_rows`` and ``norm`` override these.
+        loss: a name in ``burnish.losses.LOSSES``, with settings after a colon (``huber:delta=0.5``); an object of
+            ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs have the names of the
+            model's outputs, or else are labels.
+        optimizer: a name in ``burnish.optim.OPTIMIZERS``, with settings after a colon (``rmsprop:centered=true``), or an object
+            of ``burnish.optim``.
+        trainable: names, shell-style patterns, or a predicate over (name, array). None trains every weight, or only the adapters
+            if the model has any (``burnish.surgery.lora``).
+        hold_rows: {initializer name: rows of axis 0, counted from 0} that training does not change in any bit, whatever the
             optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
-        sparse: which embedding tables keep the gradient of the rows that a batch reads alone: a step then reads and writes no
-            other rows, of the table or of the optimizer's state. None: no table. ``auto``: each that Gather alone reads, on axis
-            0, where the weights come out the same (SGD without momentum, Adagrad, row-wise Adagrad; no weight decay). Names or
-            patterns: these, also where the optimizer moves rows without a gradient (momentum, Adam, weight decay), which then
-            miss that until a batch reads them.
-        norm: policy of batch normalization layers, or {pattern: policy}: ``auto`` (``train``, but ``frozen`` where none of the
-            layer's parameters trains), ``train``, ``frozen`` (scale and bias train), ``frozen:all`` (they do not either),
-            ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
-            Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
-        metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
-        outputs: the output the loss reads, or the outputs in order where it reads several; any other value of the model will
-            do, by its name. By default all outputs, or all floating-point ones, if there are as many. A final activation that
-            the loss applies itself (cross-entropy: Softmax) is stepped over, however it is written.
+        sparse: embedding tables that keep only the gradients of the rows that a batch reads; a step then reads and writes no
+            other rows of the table or of the optimizer's state. None: no table. ``auto``: each table that only Gather reads, on
+            axis 0, if the resulting weights are the same (SGD without momentum, Adagrad, row-wise Adagrad; no weight decay).
+            Names or patterns: these tables, even if the optimizer moves rows without a gradient (momentum, Adam, weight decay);
+            such rows miss that until a batch reads them.
+        norm: policy of batch normalization layers, or {pattern: policy}: ``auto`` (``train``, but ``frozen`` if none of the
+            layer's parameters trains), ``train``, ``frozen`` (scale and bias train), ``frozen:all`` (they do not train either),
+            ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``. Settings follow a colon, with commas
+            between: ``train:momentum=cumulative``.
+        metrics: names or objects of ``burnish.metrics``; by default accuracy if the loss is over class indices.
+        outputs: the output that the loss reads, or several in order; any other value of the model is possible, by name. By
+            default all outputs, or all floating-point ones, if their number fits. A final activation that the loss applies itself
+            (cross-entropy: Softmax) is skipped, in any spelling.
         output: the output of a model that computes its loss itself, in place of ``loss``; its labels are inputs of the model.
-        precision: ``float32``: computed in the dtypes of the model, and in float32 what it has in float16 or bfloat16.
-            ``float16`` or ``bfloat16``: mixed precision, products in sixteen bits; or its settings (``burnish.MixedPrecision``).
-            Weights that train are float32 always. ``predict`` and exports stay in the dtypes of the model.
-        running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
-            PyTorch exported, the standard's for any other.
-        recompute: None keeps every activation that the backward reads. Else activations are computed again in the backward, and
-            gradients keep their bits: ``layers`` (only what passes between segments of the network is kept), a budget in bytes
-            for the step's planned peak (a number, or ``1.5GB``; as little as fits is computed again), or patterns of nodes. A
-            batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
-        memory: the most that a step may take on ONNX Runtime: the state, twice where it is updated, the batch, and all values
-            between; a number of bytes or ``64MB``, for a batch of one, or ``64MB:batch=16``. As little as fits is computed again.
-            What is planned is run, in a process of its own, where the system tells how much memory that takes (Linux).
-        cached_features: where a frozen backbone ends, whose results are computed once for each sample: the name of a value, or of
-            a node, whose first output is meant; several names; or ``auto``, right before what trains. ``step``, ``grad`` and
-            ``evaluate`` then take these values, by their names, in place of the inputs that they are computed from, and a graph
-            ``features`` computes them (``Session.features``); its weights are constants, in ``predict`` too, and no state. A
-            ``Trainer`` computes the features before the first epoch. Nothing before them may train, draw at random (Dropout),
-            or normalize by the batch.
-        batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
-            trains on batches of any size (``burnish.load`` says which inputs hold samples).
-        sample_axis: along which axis of the model's inputs the samples of a batch stand. Data sets have them along axis 0,
-            always; loaders, ``Trainer``, ``evaluate`` and ``predict`` over data sets move them there and back, and
-            ``Session.step`` takes the model's own layout. None: the model tells, by a name such as ``batch`` or by what its nodes
-            do. An integer holds for all inputs; {input: axis} for each, and None there means that the input has no samples, and
-            is the same for all: ``{"x": 1, "grid": None}``. Of a module it also says which axes are open, unless
-            ``dynamic_shapes`` does.
-        bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
-            ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
-        steps_per_epoch: of the training, for a quantized model whose observed ranges stay after a number of epochs.
-        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.targets``), or a
+        precision: ``float32``: computes in the model's dtypes, and in float32 instead of float16 or bfloat16. ``float16`` or
+            ``bfloat16``: mixed precision, with products in sixteen bits; or its settings (``burnish.MixedPrecision``). Weights
+            that train are always float32. ``predict`` and exports keep the model's dtypes.
+        running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that PyTorch
+            exported, else the standard's.
+        recompute: activations that are recomputed in the backward pass instead of kept; gradients keep their bits. None: no
+            activations. ``layers``: all but the values between segments of the network. A budget in bytes for the planned peak of
+            the step (a number, or ``1.5GB``): as few as fit it. Or patterns of nodes. A batch size to plan for follows a colon:
+            ``1.5GB:batch=16``.
+        memory: limit of a step's memory on ONNX Runtime: the state (twice if it is updated), the batch, and all intermediate
+            values; a number of bytes or ``64MB``, for a batch of one, or ``64MB:batch=16``. As few activations as possible are
+            recomputed. The planned step is run in a separate process if the system reports its memory (Linux).
+        cached_features: end of a frozen backbone whose results are computed once for each sample: the name of a value, or of a
+            node (its first output); several names; or ``auto``, right before the first layer that trains. ``step``, ``grad`` and
+            ``evaluate`` then take these values, by name, in place of the inputs that they are computed from, and a graph
+            ``features`` computes them (``Session.features``). The backbone's weights become constants, also in ``predict``, and
+            are not part of the state. A ``Trainer`` computes the features before the first epoch. Nothing before them may train,
+            draw random numbers (Dropout), or normalize by the batch.
+        batch: None: batches have the extents of the model's inputs. ``open``: a model that was exported at batch 1 trains on
+            batches of any size (``burnish.load`` says which inputs hold samples).
+        sample_axis: axis of the model's inputs that holds the samples of a batch. Data sets always have axis 0; loaders,
+            ``Trainer``, ``evaluate`` and ``predict`` over data sets move the axis there and back, and ``Session.step`` takes the
+            model's own layout. None: inferred from a name such as ``batch`` or from the nodes. An integer holds for all inputs;
+            {input: axis} for each, with None for an input that has no samples and is the same for all: ``{"x": 1, "grid":
+            None}``. For a module it also opens these axes, unless ``dynamic_shapes`` does.
+        bind: {input: value}: inputs fixed to a value, which the program and its exports do not have: ``{"sr": 16000, "state":
+            0}`` (``burnish.load`` lists the possible values). An If that they decide becomes its branch.
+        steps_per_epoch: number of training steps per epoch, for a quantized model whose observed ranges freeze after a number of
+            epochs.
+        target: runtime that the graphs are lowered for: a name, a TOML file (``burnish.targets``), or a
             ``burnish.targets.Target``, such as that of an engine.
-        verify: of a module: run it beside its graph when it is exported, and compare (``burnish.load``). False skips that.
+        verify: for a module: run it and its exported graph, and compare the results (``burnish.load``). False skips that.
     """
 
     example_inputs: Any = option(None)
@@ -425,7 +425,9 @@ class CompileOptions(Options):
             read_limit(self.memory)
 
     def for_batch(self, size: int | None) -> CompileOptions:
-        """Return the same, with what saves memory planned for batches of a size, where it does not say one; None leaves it."""
+        """Return the same options with the memory savings planned for this batch size, unless they name one; None changes
+        nothing.
+        """
         recompute, memory = self.recompute, self.memory
         if size is None or (recompute is None and memory is None):
             return self

@@ -1,10 +1,9 @@
-"""What the loss reads of a model: the chosen outputs, or what comes before an activation that the loss applies itself.
+"""The values that the loss reads: the chosen outputs, or the logits before an activation that the loss applies itself.
 
-A model that ends in a Softmax or Sigmoid gives probabilities, and a loss that applies one itself wants what comes before. The
-activation is stepped over where nothing after it does more than move or copy elements; these nodes are repeated on what comes
-before it. The probabilities of two classes that are made of one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax
-of ``-z / 2`` and ``z / 2``, which a loss over classes reads. Where a loss would read probabilities all the same,
-``Prediction.bounded_by`` says what bounds them.
+A model that ends in a Softmax or Sigmoid gives probabilities, but a loss that applies the activation itself needs the logits. The
+activation is skipped if the nodes after it only move or copy elements; these nodes are repeated on the logits. Probabilities of
+two classes made from one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax of ``-z / 2`` and ``z / 2``, which a loss
+over classes reads. If a loss would still read probabilities, ``Prediction.bounded_by`` names the node that bounds them.
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ class Prediction:
 
     Attributes:
         value: the value.
-        output: the name that was asked for.
-        stepped_over: the activation between the two, which the loss applies itself; None where there is none.
-        bounded_by: the node that makes probabilities of what the loss applies an activation to; None where none is known to.
-        class_axis: the axis along which probabilities would sum to 1, where only the values themselves can tell whether they are
-            such; else None.
+        output: the requested name.
+        stepped_over: the skipped activation between the two, which the loss applies itself; None if there is none.
+        bounded_by: the node that turns the value into probabilities, although the loss applies an activation to it; None if none
+            is known.
+        class_axis: the axis along which probabilities would sum to 1, if only the numbers can show whether they are
+            probabilities; else None.
     """
 
     value: ir.Value
@@ -53,12 +53,12 @@ class Prediction:
         return self.value.name or ""
 
     def options(self) -> dict[str, Any]:
-        """Return what a program keeps of it, as JSON-compatible values; ``class_axis`` only where there is something to check."""
+        """Return the stored part, as JSON-compatible values; ``class_axis`` only if there is something to check."""
         options: dict[str, Any] = {"output": self.output, "reads": self.name}
         return options if self.class_axis is None else {**options, "class_axis": self.class_axis}
 
     def has_classes_last(self) -> bool:
-        """Whether, of three axes, the second is open, as that of a sequence is, and the last is not: no class is open."""
+        """True if, of three axes, the second is open, like that of a sequence, and the last is not: class axes are never open."""
         dims = () if self.value.shape is None else self.value.shape.dims
         return len(dims) == 3 and not isinstance(dims[1], int) and isinstance(dims[2], int) and dims[2] > 1
 
@@ -75,17 +75,17 @@ class Prediction:
 def find_predictions(
     model: ir.Model, chosen: str | Sequence[str] | None, readings: Sequence[Reading], loss: str
 ) -> tuple[Prediction, ...]:
-    """Return the values the loss reads, one per reading; nodes that move elements may be added to the graph for them.
+    """Return the values the loss reads, one per reading; nodes that move elements may be added to the graph.
 
     Args:
         model: a canonical model, in which written-out activations are recognized.
-        chosen: the output, or the outputs in order, for the readings that name none; any other value of the graph by its name
-            will do. None where there is no choice: the only output, or the only floating-point one.
-        readings: what the loss reads; a final activation that it applies itself is stepped over.
-        loss: its name.
+        chosen: the output, or the outputs in order, for readings without a name; any other value of the graph is possible, by
+            name. None: the only output, or the only floating-point one.
+        readings: readings of the loss; a final activation that the loss applies itself is skipped.
+        loss: name of the loss.
 
     Raises:
-        ConfigurationError: no such output, several to choose from, or not as many as the loss reads.
+        ConfigurationError: an output does not exist, there are several to choose from, or the loss reads another number of them.
     """
     count = max((reading.position + 1 for reading in readings if reading.output is None), default=0)
     names = _chosen_outputs(chosen, count, model.graph, loss)
@@ -110,7 +110,7 @@ def _value_named(name: str, graph: ir.Graph, option: str) -> ir.Value:
 
 
 def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Graph, loss: str) -> list[str]:
-    """Return ``count`` names: those chosen, or all outputs of a model that has as many."""
+    """Return ``count`` names: the chosen ones, or all outputs of a model that has as many."""
     outputs = [value.name or "" for value in graph.outputs]
     listed = ", ".join(f"'{name}'" for name in outputs)
     if chosen is None:
@@ -160,9 +160,9 @@ def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Pr
 
 
 def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node | None, list[tuple[ir.Node, ir.Value]]]:
-    """Return the activation that a value is the moved output of, along the axis that the loss applies it to, and what moves it.
+    """Return the activation whose moved output is the value, along the axis of the loss, and the nodes that move it.
 
-    That may be the last node of two classes' probabilities that are made of one logit.
+    That may be the last node of two classes' probabilities made from one logit.
 
     Returns:
         The node, or None; and the nodes after it, the last first, each with the output that leads to ``value``.
@@ -193,14 +193,14 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
 
 
 def sorting_node(value: ir.Value, axis: int) -> ir.Node | None:
-    """Return the TopK that sorts a value along an axis, where nothing after it does more than move elements; else None."""
+    """Return the TopK that sorts a value along an axis, if the nodes after it only move elements; else None."""
     return _find_activation(value, Activation(("TopK",), axis))[0]
 
 
 def _logit_of_pair(node: ir.Node, axis: int) -> ir.Value | None:
-    """Return z where a node gives ``sigmoid(-z)`` and ``sigmoid(z)`` beside each other along an axis, else None.
+    """Return z if a node gives ``sigmoid(-z)`` and ``sigmoid(z)``, concatenated along an axis; else None.
 
-    They are written as a Sigmoid of both, or as ``1 - p`` beside ``p = sigmoid(z)``.
+    The graph may hold a Sigmoid of both, or ``1 - p`` and ``p = sigmoid(z)``.
     """
     joined = node.inputs[0].producer() if node.op_type == "Sigmoid" and node.inputs[0] is not None else node
     if joined is None or joined.domain != "" or joined.op_type != "Concat" or len(joined.inputs) != 2:
@@ -227,7 +227,7 @@ def _is_one(value: ir.Value | None) -> bool:
 
 
 def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
-    """Add what the softmax of two classes reads where a node gives their probabilities from one logit."""
+    """Add the logits of two classes if a node gives their probabilities from one logit."""
     joined = node if node.op_type == "Concat" else node.inputs[0].producer()  # type: ignore[union-attr]
     assert joined is not None
     axis = joined.attributes["axis"].as_int()
@@ -242,7 +242,7 @@ def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
 
 
 def _is_along(node: ir.Node, axis: int) -> bool:
-    """Whether a softmax is taken along ``axis``, counted from the front."""
+    """True if a softmax is taken along ``axis``, counted from the front."""
     normalized = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     shape = node.inputs[0].shape if node.inputs[0] is not None else None
     if shape is not None and normalized < 0:
@@ -251,13 +251,13 @@ def _is_along(node: ir.Node, axis: int) -> bool:
 
 
 def _last_axis_of_matrix(node: ir.Node) -> int | None:
-    """Return 1 where the operand of a node is certainly a matrix, whatever is known of its shape."""
+    """Return 1 if the operand of a node is certainly a matrix, even if its shape is unknown."""
     source = node.inputs[0].producer() if node.inputs[0] is not None else None
     return 1 if source is not None and source.op_type == "Flatten" else None
 
 
 def _repeated(graph: ir.Graph, mover: ir.Node, output: ir.Value, operand: ir.Value) -> ir.Value:
-    """Add a node that moves the elements of ``operand`` as ``mover`` moves those of its own; returns the same output of it."""
+    """Add a node that moves the elements of ``operand`` like ``mover`` moves its own; return the matching output."""
     node = ir.Node(
         mover.domain,
         mover.op_type,
@@ -288,7 +288,7 @@ def _through_transpose(node: ir.Node, output: ir.Value, axis: int) -> int | None
 
 
 def _through_slice(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """Lines along the axis stay whole where other axes are sliced."""
+    """Lines along the axis stay whole if only other axes are sliced."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         starts = constant_array(node.inputs[1])
         return axis if starts is not None and axis >= starts.size else None
@@ -320,7 +320,7 @@ def _through_gather(node: ir.Node, output: ir.Value, axis: int) -> int | None:
 
 
 def _through_expand(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """Lines are copied whole where the axis keeps its extent."""
+    """Lines are copied whole if the axis keeps its extent."""
     data = node.inputs[0]
     if data is None or data.shape is None or output.shape is None:
         return None
@@ -329,7 +329,9 @@ def _through_expand(node: ir.Node, output: ir.Value, axis: int) -> int | None:
 
 
 def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """Return the axis that becomes ``axis`` where elements keep their order: of the same extent, with as much after it."""
+    """Return the axis that becomes ``axis`` if elements keep their order: the one of the same extent with as many elements after
+    it.
+    """
     data = node.inputs[0]
     assert data is not None
     if _restores_matrix(node, output, axis):
@@ -346,9 +348,9 @@ def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
 
 
 def _restores_matrix(node: ir.Node, output: ir.Value, axis: int) -> bool:
-    """Whether a Reshape gives back the axes that Flatten took before the activation, with ``axis`` as the rows.
+    """True if a Reshape restores the axes that a Flatten before the activation joined, with ``axis`` as the rows.
 
-    Softmax before opset 13 normalizes all axes from one on together, and is loaded in this form.
+    Softmax before opset 13 normalizes over all axes from one on, and is loaded in this form.
     """
     activation = node.inputs[0].producer() if node.inputs[0] is not None else None
     flattened = activation.inputs[0].producer() if activation is not None and activation.inputs and activation.inputs[0] else None
@@ -364,14 +366,14 @@ def _restores_matrix(node: ir.Node, output: ir.Value, axis: int) -> bool:
 
 
 def _same_product(left: Sequence[int | ir.SymbolicDim], right: Sequence[int | ir.SymbolicDim]) -> bool:
-    """Whether two lists of extents are known to have the same product."""
+    """True if two lists of extents are known to have the same product."""
     names = [Counter(extent.value for extent in side if not isinstance(extent, int)) for side in (left, right)]
     numbers = [prod(extent for extent in side if isinstance(extent, int)) for side in (left, right)]
     return None not in names[0] and names[0] == names[1] and numbers[0] == numbers[1]
 
 
 ORDERED = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-"""Operators that leave the order of elements as it is."""
+"""Operators that keep the order of elements."""
 MOVERS: dict[str, Callable[[ir.Node, ir.Value, int], int | None]] = {
     "Identity": _same_axis,
     "Cast": _through_cast,
@@ -382,5 +384,7 @@ MOVERS: dict[str, Callable[[ir.Node, ir.Value, int], int | None]] = {
     "Expand": _through_expand,
     **dict.fromkeys(ORDERED, _through_order),
 }
-"""For each operator that only moves or copies elements of its first operand, a function of (node, output, axis): which axis of
-the operand an axis of the output was, counted from the front, or None where lines along it may not have stayed whole."""
+"""A function of (node, output, axis) for each operator that only moves or copies elements of its first operand. It returns the
+axis of the operand that became the axis of the output, counted from the front, or None if lines along it may have been broken
+up.
+"""

@@ -1,7 +1,7 @@
-"""What ``burnish.compile`` makes of a source before anything is differentiated: the model, what trains, what the loss reads.
+"""Prepare a source for differentiation: load the model, and apply the options of ``burnish.compile`` to it.
 
-Everything that the options ask for is settled here: the weights that are state, the policy of each batch normalization, the loss
-with its teachers, the rows that are held, and where a frozen backbone ends. Weights and statistics become inputs.
+They settle the weights that are state, the policy of each batch normalization, the loss with its teachers, the rows that are
+held, and the end of a frozen backbone. Weights and statistics become inputs.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ Norm = str | NormPolicy | Mapping[str, str | NormPolicy]
 
 @dataclass(frozen=True)
 class Forms:
-    """A model in the two forms that graphs are made of, and what the loss reads of it.
+    """A model in the two forms that graphs are made from, and the values that the loss reads.
 
     Attributes:
-        in_file: with the dtypes of its file: it predicts, and is exported.
-        model: computes the same in float32 at least: it trains, and is evaluated. The same object if no value has sixteen bits.
-        predictions: what the loss reads.
+        in_file: the form with the dtypes of its file, for prediction and export.
+        model: the same computation in float32 at least, for training and evaluation. The same object if no value has sixteen
+            bits.
+        predictions: values that the loss reads.
     """
 
     in_file: ir.Model
@@ -81,14 +82,14 @@ class Forms:
 
 @dataclass(frozen=True)
 class Normalization:
-    """What each batch normalization layer of a model does.
+    """The behaviour of each batch normalization layer of a model.
 
     Attributes:
         layers: names of the layers.
-        policies: of these, in the same order.
-        running_variance: which variance running statistics hold.
-        option: the policies as they were asked for, as JSON-compatible values.
-        auto_frozen: the layers that are frozen because none of their parameters trains.
+        policies: their policies, in the same order.
+        running_variance: the kind of variance that running statistics hold.
+        option: the requested policies, as JSON-compatible values.
+        auto_frozen: layers that are frozen because none of their parameters trains.
     """
 
     layers: tuple[str, ...]
@@ -100,26 +101,27 @@ class Normalization:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model with all that is settled before it is differentiated.
+    """A model with everything that is settled before it is differentiated.
 
     Attributes:
-        trained: the model that trains; from the features on where these are cached.
-        evaluated: the form in which it predicts and is evaluated: another one of a module that computes something else then.
-        loss, metrics: what the graphs report.
-        data: names of the inputs of the model that trains.
-        result_axes: along which axis samples stand in what the model gives and the loss reads, by name; inputs are marked.
-        normalization: what batch normalization does.
+        trained: the model that trains; it starts at the features if they are cached.
+        evaluated: the model that predicts and is evaluated: a different one for a module whose ``eval()`` computes something
+            else.
+        loss, metrics: the loss and the metrics that the graphs report.
+        data: input names of the model that trains.
+        result_axes: sample axes of the model's outputs and of the values that the loss reads, by name; inputs are marked.
+        normalization: the behaviour of batch normalization.
         state: the initializers that became parameters and statistics.
         weights: their values.
-        optimizer: what updates the parameters.
-        held_rows: rows that training leaves as they are, by weight.
-        sparse: the parameters that are asked to keep gradients of the rows that a batch reads alone.
-        backbone: computes the features that the model begins at; None where that begins at the inputs of the file.
-        rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
-        unselected: weights that no selection would train, with the reason, where the user leaves it open what trains.
-        departures: why inference in the initial state does not compute what the file computes, as sentences.
-        counted_batches: what counts of batches of a module started from, and how many a step adds, by its name for them.
-        source: the model as it came.
+        optimizer: the optimizer.
+        held_rows: rows that training does not change, by weight.
+        sparse: the parameters that should keep only the gradients of the rows that a batch reads.
+        backbone: the model that computes the features; None if the model starts at the inputs of the file.
+        rounded: weights and statistics in a sixteen-bit dtype in the file and in float32 in the state, with the file's dtype.
+        unselected: weights that no selection would train, with the reason, if the user made no selection.
+        departures: sentences on why inference in the initial state differs from the file.
+        counted_batches: initial value and increment per step of a module's batch counters, by their name.
+        source: the original model.
     """
 
     trained: Forms
@@ -143,7 +145,7 @@ class PreparedModel:
 
 
 def prepare(source: Source, options: CompileOptions) -> PreparedModel:
-    """Read a source, settle what the options ask for, and make inputs of what trains; warn of what is perhaps not meant."""
+    """Read a source, apply the options, and make inputs of the state; warn about likely mistakes."""
     module = exported_module(source, options.example_inputs, options.dynamic_shapes, options.verify, options.sample_axis)
     source, trainable, norm = (source, options.trainable, options.norm) if module is None else _of_module(module, options)
     forms = _read_forms(source, "burnish.compile", options.sample_axis, options.batch, options.bind)
@@ -178,7 +180,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
         optimizer = without_freezing(optimizer, frozen.difference(state.parameters), state.parameters)
         policies = {node: policies[node] for node in compress(policies, backbone.layers)}
 
-    # Before what trains becomes inputs, too.
+    # Before the state becomes inputs as well.
     data, rounded = _names(forms.model.graph.inputs), rounded_weights(forms.in_file, state)
     normalization = _normalization(norm, options.running_variance, forms.model, asked_for, policies)
     sparse = SparseRequest.of(options.sparse, state.trainable, state.aliases)
@@ -210,7 +212,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
 
 
 def prepare_inference(source: Source, options: CompileOptions, *, evaluates: bool) -> PreparedModel:
-    """Read a source to predict with, and to be evaluated with if ``evaluates``; its weights stay in it."""
+    """Read a source for prediction, and for evaluation if ``evaluates``; its weights stay constants."""
     forms = _read_forms(source, "inference", options.sample_axis)
     departures = "; ".join(find_departures(forms.in_file))
     loss, forms = _with_loss(forms, options, is_read=evaluates)
@@ -229,9 +231,9 @@ def prepare_inference(source: Source, options: CompileOptions, *, evaluates: boo
 
 
 def _of_module(module: ExportedModule, options: CompileOptions) -> tuple[ir.Model, Trainable, Norm]:
-    """What is compiled of a module, what of it trains and how it normalizes.
+    """Return the model, the selection and the normalization policies of a module.
 
-    The user's selection comes before ``requires_grad``, and the user's policies before the modes of the layers.
+    The user's selection overrides ``requires_grad``, and the user's policies override the modes of the layers.
     """
 
     def requires_gradient(name: str, array: np.ndarray) -> bool:
@@ -246,7 +248,9 @@ def _of_module(module: ExportedModule, options: CompileOptions) -> tuple[ir.Mode
 
 
 def _continued(module: ExportedModule, layer: str, policy: str) -> str:
-    """A policy that goes on with the average over all batches that the module has seen, where it keeps one."""
+    """Return a policy that continues the cumulative average from the number of batches that the module has seen, if it counts
+    them.
+    """
     found, seen = get_policy(policy), module.counted_batches.get(f"{layer}.num_batches_tracked", 0)
     if not isinstance(found, BatchStatistics) or found.momentum != CUMULATIVE:
         return policy
@@ -254,7 +258,7 @@ def _continued(module: ExportedModule, layer: str, policy: str) -> str:
 
 
 def _held_rows(module: ExportedModule | None, state: ModelState, asked: HoldRows) -> HoldRows:
-    """The rows that are held: ``padding_idx`` of embeddings that train, and those of the user."""
+    """Return the held rows: ``padding_idx`` of embeddings that train, and the user's."""
     if module is None:
         return asked
     held = {name: rows for name, rows in module.held_rows.items() if name in state.trainable}
@@ -266,9 +270,9 @@ def _counted_batches(module: ExportedModule) -> dict[str, tuple[int, int]]:
 
 
 def _read_forms(source: Source, purpose: str, sample_axis: AskedAxes, batch: str | None = None, bind: Bind = None) -> Forms:
-    """Load a model in both forms; ``purpose`` names what it is for.
+    """Load a model in both forms; ``purpose`` is for messages.
 
-    The inputs of both are marked with the axis that their samples stand along, where it is not the first.
+    The inputs of both are marked with their sample axis if it is not the first.
     """
     in_file = with_plain_tensors(load(source, batch=batch, sample_axis=sample_axis, bind=bind))
     RECOGNIZED.run(in_file, None)
@@ -283,7 +287,7 @@ def _read_forms(source: Source, purpose: str, sample_axis: AskedAxes, batch: str
 
 
 def _leave_out_lists(graph: ir.Graph) -> None:
-    """Remove, in place, outputs that are sequences or optional ones, where another one is a tensor, and warn of it."""
+    """Remove outputs that are sequences or optionals, in place, if another output is a tensor, and warn about it."""
     lists = [value for value in graph.outputs if isinstance(value.type, ir.SequenceType | ir.OptionalType)]
     if not lists or len(lists) == len(graph.outputs):
         return
@@ -300,7 +304,7 @@ def _leave_out_lists(graph: ir.Graph) -> None:
 
 
 def _with_loss(forms: Forms, options: CompileOptions, *, is_read: bool = True) -> tuple[losses.Loss, Forms]:
-    """The loss for the outputs of a model, and the model with what it reads there; nothing of a loss that is not read."""
+    """Return the loss for the outputs of a model, and the model with the values that it reads, if it is read."""
     asked = losses.get(options.loss if options.output is None else losses.output(options.output))
     loss = _in_dtypes_of(forms, asked).bind(_names(forms.model.graph.outputs))
     if not is_read:
@@ -310,7 +314,9 @@ def _with_loss(forms: Forms, options: CompileOptions, *, is_read: bool = True) -
 
 
 def _in_dtypes_of(forms: Forms, loss: losses.Loss) -> losses.Loss:
-    """The loss for a model that computes in float32 what its file has in sixteen bits; a graph that reads them changes."""
+    """Return the loss for a model that computes in float32 instead of sixteen bits; a loss graph with sixteen-bit values is
+    converted.
+    """
     if forms.model is forms.in_file or not isinstance(loss, losses.OnnxLoss) or not has_sixteen_bit_values(loss.model):
         return loss
     own = loss.model.clone()
@@ -319,9 +325,9 @@ def _in_dtypes_of(forms: Forms, loss: losses.Loss) -> losses.Loss:
 
 
 def _evaluated_form(source: ir.Model, loss: losses.Loss, options: CompileOptions) -> Forms:
-    """The form in which a module is evaluated, where that is another than the one in which it trains.
+    """Return the form in which a module is evaluated, if it differs from the one that trains.
 
-    The loss reads the outputs of the same names, or the only one there.
+    The loss reads the outputs of the same names, or the only output.
     """
     forms = _read_forms(source, "burnish.compile", options.sample_axis)
     try:
@@ -337,7 +343,7 @@ def _evaluated_form(source: ir.Model, loss: losses.Loss, options: CompileOptions
 
 
 def _result_axes(forms: Forms) -> Mapping[str, int | None]:
-    """Where samples stand in what a model gives, and in what the loss reads of it."""
+    """Return the sample axes of the model's outputs and of the values that the loss reads."""
     graph = forms.model.graph
     return result_axes(graph, [*graph.outputs, *(prediction.value for prediction in forms.predictions)])
 
@@ -350,7 +356,7 @@ def _backbone(
     policies: Mapping[ir.Node, NormPolicy],
     loss: losses.Loss,
 ) -> Backbone | None:
-    """The model cut where its features are cached; None where they are not."""
+    """Return the model cut at its cached features; None if there are none."""
     if options.cached_features is None:
         return None
     if module is not None and module.inference is not None:
@@ -368,7 +374,7 @@ def _backbone(
 
 
 def state_within(state: ModelState, model: ir.Model) -> ModelState:
-    """Return those parameters and statistics that a model has."""
+    """Return the state restricted to the parameters and statistics of a model."""
 
     def present(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name in model.graph.initializers)
@@ -392,15 +398,15 @@ def _make_inputs(forms: Forms, state: ModelState) -> Weights:
 
 
 def _unselected(in_file: ir.Model, bind: Bind) -> dict[str, str]:
-    """The weights that no selection would train, with the reason: integers, and those of branches that are never taken.
+    """Return the weights that no selection would train, with the reason: integers, and weights of branches that are never taken.
 
-    Who binds an input chooses the branch.
+    If the user binds an input, the branch is the user's choice.
     """
     return integer_weights(in_file.graph) | ({} if bind else left_out_weights(in_file.graph))
 
 
 def _warn_of_objective(predictions: Sequence[Prediction], loss: losses.Loss, doubts: Iterable[str]) -> None:
-    """Warn of what is perhaps not what was meant; refuse what cannot be meant."""
+    """Warn about likely mistakes; raise an error for certain ones."""
     check_classes(predictions, loss)
     mixing = mixing_doubts([prediction.value for prediction in predictions])
     for problem in (*objective_doubts(predictions, loss), *mixing, *doubts):
@@ -418,7 +424,7 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
 def _normalization(
     norm: Norm, rule: str | None, model: ir.Model, asked_for: Mapping[ir.Node, NormPolicy], policies: Mapping[ir.Node, NormPolicy]
 ) -> Normalization:
-    """What the layers of ``policies`` do, which were asked to do ``asked_for``."""
+    """Return the behaviour of the layers of ``policies``, whose requested policies are ``asked_for``."""
     names = layer_names([*policies])
     frozen = (isinstance(asked_for[node], Auto) and isinstance(policy, Frozen) for node, policy in policies.items())
     return Normalization(

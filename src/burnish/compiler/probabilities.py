@@ -1,4 +1,4 @@
-"""Whether a value holds probabilities: what is known from the graph, and what the numbers themselves tell."""
+"""Find out whether a value holds probabilities, from the graph or from the numbers themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 from burnish.graph import bodies, constant_array
 
 BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Hardmax"})
-"""Operators whose output lies in [0, 1] whatever they read."""
+"""Operators whose output is always in [0, 1]."""
 NEVER_NEGATIVE = frozenset({"Exp", "Relu", "Softplus", "Abs", "Sigmoid", "HardSigmoid", "Softmax"})
 KEEPS_BOUNDS = frozenset(
     {
@@ -17,21 +17,21 @@ KEEPS_BOUNDS = frozenset(
         *("GlobalAveragePool", "GlobalMaxPool", "DepthToSpace", "SpaceToDepth", "Resize"),
     }
 )
-"""Operators whose output lies between the smallest and the largest element of the first operand, or is a product of elements."""
+"""Operators whose output is between the smallest and the largest element of the first operand, or a product of elements."""
 OF_ALL_OPERANDS = frozenset({"Concat", "Max", "Min", "Mul", "Mean"})
-"""Operators whose output lies in [0, 1] where all operands do."""
+"""Operators whose output is in [0, 1] if all operands are."""
 LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GroupNormalization"})
 MOVES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Dropout"})
 ADDS_TO = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Elu", "Gelu", "PRelu", *KEEPS_BOUNDS, "Concat"})
-"""Operators after which the results of linear layers are still no probabilities."""
+"""Operators that do not turn the results of linear layers into probabilities."""
 
 
 def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None] | None = None) -> ir.Node | None:
-    """Return a node that makes every element of a value lie in [0, 1], or None where none is known to.
+    """Return a node that bounds every element of a value to [0, 1], or None if none is known.
 
     Args:
         value: the value.
-        bounding: the answers for nodes that several others read; filled here.
+        bounding: answers for nodes that several others read; filled here.
     """
     bounding = {} if bounding is None else bounding
     pending = [value.producer()] if value is not None else []
@@ -51,7 +51,7 @@ def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None
 
 
 def _deciding(node: ir.Node) -> list[ir.Value]:
-    """Return the operands whose bounds decide on those of a node."""
+    """Return the operands whose bounds decide the bounds of a node."""
     if node.domain != "":
         return []
     if node.op_type in KEEPS_BOUNDS or (node.op_type == "Pow" and _constant_between(node.inputs[1], 0.0, np.inf)):
@@ -66,7 +66,7 @@ def _deciding(node: ir.Node) -> list[ir.Value]:
 
 
 def _bounding(node: ir.Node, deciding: list[ir.Node | None]) -> ir.Node | None:
-    """Return what bounds a node's output, from what bounds the operands that decide."""
+    """Return the node that bounds a node's output, given those that bound the deciding operands."""
     if node.domain != "":
         return None
     if node.op_type in BOUNDED or (node.op_type == "Clip" and _clips_to_probabilities(node)):
@@ -81,7 +81,7 @@ def _bounding(node: ir.Node, deciding: list[ir.Node | None]) -> ir.Node | None:
 
 
 def is_open(value: ir.Value | None) -> bool:
-    """Whether a value comes from a linear layer through nothing that could make probabilities of it."""
+    """True if a value comes from a linear layer with nothing in between that could make it a probability."""
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -97,7 +97,7 @@ def is_open(value: ir.Value | None) -> bool:
 
 
 def open_node(value: ir.Value | None) -> ir.Node | None:
-    """Return the linear layer that gives a value, any number: only constants and weights were added or multiplied since."""
+    """Return the linear layer that computes an unbounded value: only constants and weights were added or multiplied since."""
     while value is not None and (node := value.producer()) is not None and node.domain == "":
         if node.op_type in LINEAR:
             return node
@@ -106,7 +106,7 @@ def open_node(value: ir.Value | None) -> ir.Node | None:
 
 
 def moved_from(value: ir.Value | None) -> ir.Node | None:
-    """Return the standard node that computes the elements of a value, which were at most moved since; else None."""
+    """Return the standard node that computes the elements of a value, if they were only moved since; else None."""
     while value is not None and (node := value.producer()) is not None and node.domain == "":
         if node.op_type not in MOVES:
             return node
@@ -115,7 +115,7 @@ def moved_from(value: ir.Value | None) -> ir.Node | None:
 
 
 def bounded_logits_node(value: ir.Value | None) -> ir.Node | None:
-    """Return the Tanh, Softsign or Clip by which a value is at most 1 or 2 in size, of either sign; else None."""
+    """Return the Tanh, Softsign or Clip that bounds a value to at most 1 or 2 in magnitude, with either sign; else None."""
     node = moved_from(value)
     if node is None or (node.op_type == "Clip" and not _clips_closely(node)):
         return None
@@ -123,7 +123,8 @@ def bounded_logits_node(value: ir.Value | None) -> ir.Node | None:
 
 
 def node_of_last_axis(value: ir.Value | None) -> ir.Node | None:
-    """Return the node that computes the places along the last axis of a value of three or more axes, all others kept apart.
+    """Return the node that computes the positions along the last axis of a value of three or more axes, independently along the
+    others.
 
     It is a softmax along that axis, or a product with a matrix of weights.
     """
@@ -153,7 +154,7 @@ def _only_operand(node: ir.Node) -> ir.Value | None:
 
 
 def are_probabilities(array: np.ndarray, class_axis: int) -> bool:
-    """Whether the numbers of an output lie in [0, 1] and sum to 1 along an axis, up to rounding."""
+    """True if the numbers of an output are in [0, 1] and sum to 1 along an axis, up to rounding."""
     if array.size == 0 or array.ndim <= class_axis or array.shape[class_axis] < 2:
         return False
     values = array.astype(np.float64)
@@ -178,12 +179,12 @@ def _constant_between(value: ir.Value | None, low: float, high: float) -> bool:
 
 
 def _may_extrapolate(node: ir.Node) -> bool:
-    """Cubic interpolation goes beyond its points."""
+    """Cubic interpolation exceeds the range of its points."""
     return node.op_type == "Resize" and "mode" in node.attributes and node.attributes["mode"].as_string() == "cubic"
 
 
 def _is_share(node: ir.Node) -> bool:
-    """Whether numbers that are never negative are divided by a sum of themselves."""
+    """True if nonnegative numbers are divided by a sum of themselves."""
     numerator, divisor = node.inputs[:2]
     source = None if numerator is None else numerator.producer()
     total = None if divisor is None else divisor.producer()
@@ -195,5 +196,5 @@ def _is_share(node: ir.Node) -> bool:
 
 
 def _branches_are_bounded(node: ir.Node) -> bool:
-    """Whether every output of both branches lies in [0, 1]."""
+    """True if every output of both branches is in [0, 1]."""
     return bool(bodies(node)) and all(bounding_node(output) is not None for body in bodies(node) for output in body.outputs)

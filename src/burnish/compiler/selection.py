@@ -1,4 +1,4 @@
-"""What of a model trains, and which of its initializers become state."""
+"""Select the weights that train and the initializers that become state."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ModelState:
     Attributes:
         parameters: initializer names of the weights, trainable or not, in the model's order.
         statistics: initializer names of running statistics.
-        trainable: those of ``parameters`` that are trained.
-        asked_for: for each name or pattern that the user gave, the parameters that it selects.
-        unreached: initializer names of tensors that look like weights, and that were to train, but that no gradient reaches from
-            any output of the model: they are constants.
-        preparing: initializer names of constants that only prepare an input for the first layer, or tell positions, with what
-            they do, in words.
-        aliases: initializer name -> what else it is called, where that is known.
+        trainable: the members of ``parameters`` that train.
+        asked_for: the parameters that each name or pattern of the user selects.
+        unreached: initializer names of constants that look like selected weights, but have no gradient from any output of the
+            model.
+        preparing: initializer names of constants that only prepare an input for the first layer, or encode positions, with their
+            purpose in words.
+        aliases: initializer name -> other names, if known.
     """
 
     parameters: tuple[str, ...]
@@ -53,16 +53,16 @@ class ModelState:
 
 
 def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
-    """Classify the initializers and select those that train.
+    """Classify the initializers and select the ones that train.
 
     Args:
         model: a canonical model.
-        trainable: None for every weight; names or shell-style patterns of initializers, as the file calls them or as parameters
-            of the modules that read them, which select buffers where they match no weight, and
-            scalars where they match neither; or a predicate over (name, array) of weights.
+        trainable: None for every weight; names or shell-style patterns; or a predicate over (name, array) of weights. Names are
+            those of the file, or of the parameters of the modules that read the initializers. They select buffers if they match
+            no weight, and scalars if they match neither.
 
     Raises:
-        ConfigurationError: a pattern that matches neither, a ``trainable`` of another kind, or nothing to train.
+        ConfigurationError: a pattern matches nothing, ``trainable`` has the wrong type, or nothing is left to train.
     """
     kinds = classify_initializers(model)
     parameters = tuple(name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT)
@@ -104,11 +104,11 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
 
 def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
-    """Leave scale and bias of layers that are frozen as a whole (``frozen:all``) out of what trains.
+    """Remove the scale and bias of layers with the policy ``frozen:all`` from the trainable weights.
 
     Raises:
-        ConfigurationError: the user asked for one of them by name, one of them is computed from weights that train, or nothing
-            is left to train.
+        ConfigurationError: the user selected one of them by name, one is computed from weights that train, or nothing is left to
+            train.
     """
     held: dict[str, ir.Node] = {}
     unreached = set(state.unreached)
@@ -134,7 +134,7 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
 
 
 def _passed_on(value: ir.Value | None) -> ir.Value | None:
-    """Return the value that a chain of nodes only passes on."""
+    """Return the value at the start of a chain of nodes that only pass it on."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             break
@@ -147,18 +147,18 @@ def settle_policies(
 ) -> dict[ir.Node, NormPolicy]:
     """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
 
-    A file that has some layers in training mode says of the others that they are frozen. A layer in training mode whose running
-    statistics were never updated has none to be frozen with.
+    If a file has some layers in training mode, the others count as frozen. A layer in training mode whose running statistics were
+    never updated cannot be frozen, because it has none.
 
     Args:
-        policies: of the batch normalization layers.
-        state: what of the model is to train.
-        frozen: those of its trainable weights that the optimizer freezes.
-        in_loops: those of the layers that are in loop bodies.
+        policies: policies of the batch normalization layers.
+        state: the state of the model.
+        frozen: trainable weights that the optimizer freezes.
+        in_loops: batch normalization layers in loop bodies.
 
     Raises:
-        ConfigurationError: a layer is to train that is in a loop, or of which a running statistic is no initializer, so that no
-            step could move it.
+        ConfigurationError: a layer that trains is in a loop, or one of its running statistics is not an initializer, so that no
+            step could update it.
     """
     trained = set(state.trainable).difference(frozen)
     everything_trains = len(trained) == len(state.parameters)
@@ -186,7 +186,7 @@ def _check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPoli
     """Check that batch normalization in loop bodies is frozen.
 
     Raises:
-        ConfigurationError: a layer is to train: how often its running statistics would move is not known.
+        ConfigurationError: a layer trains: the number of updates of its running statistics is unknown.
     """
     for node in layers:
         if not isinstance(policies[node], Frozen):
@@ -198,7 +198,7 @@ def _check_frozen(layers: Iterable[ir.Node], policies: Mapping[ir.Node, NormPoli
 
 
 def _check_statistics(node: ir.Node, statistics: Collection[str]) -> None:
-    """Check that a step can move the running statistics of a layer: those of inference would not be those of training."""
+    """Check that a step can update the running statistics of a layer; otherwise inference would not match training."""
     for operand, value in zip(("mean", "variance"), node.inputs[3:5], strict=True):
         origin = value
         while origin is not None and (producer := origin.producer()) is not None and producer.op_type == "Cast":
@@ -215,7 +215,6 @@ def _check_statistics(node: ir.Node, statistics: Collection[str]) -> None:
 
 
 def _weights_before(values: Iterable[ir.Value | None], parameters: Collection[str]) -> set[str]:
-    """Return the weights that values depend on."""
     seen: set[ir.Value] = set()
     pending = [value for value in values if value is not None]
     while pending:
@@ -229,7 +228,7 @@ def _weights_before(values: Iterable[ir.Value | None], parameters: Collection[st
 
 
 def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> list[str]:
-    """Return the weight that the scale or bias of a layer is, through nodes that only pass it on."""
+    """Return the weight that is the scale or bias of a layer, through nodes that only pass it on."""
     value = _passed_on(value)
     if value is None:
         return []
@@ -245,11 +244,11 @@ def _held(node: ir.Node, value: ir.Value | None, trainable: Collection[str]) -> 
 
 
 def why_nothing_trains(model: ir.Model) -> str:
-    """Return why a canonical model has no weights, and what to do."""
+    """Return the reason why a canonical model has no weights, and the remedy."""
     kinds = classify_initializers(model)
     values = [model.graph.initializers[name] for name, kind in kinds.items() if kind is InitializerKind.CONSTANT]
     tensors = [value for value in values if value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0]
-    if all(len(value.shape or ()) == 1 for value in tensors):  # such as the scales of a quantization
+    if all(len(value.shape or ()) == 1 for value in tensors):  # such as quantization scales
         for node in model.graph.all_nodes():
             if (quantized := quantization_of(node)) is not None:
                 return quantized
@@ -272,16 +271,16 @@ def why_nothing_trains(model: ir.Model) -> str:
 
 
 def check_reached(state: ModelState, reached: Collection[str], graph: ir.Graph, predictions: Collection[str]) -> dict[str, str]:
-    """Refuse to train what the loss does not depend on, and say why what nobody asked for by name does not train.
+    """Raise an error if the loss depends on none of the requested weights; return the reason for each weight without a gradient.
 
     Args:
-        state: what was to train.
+        state: the selected state.
         reached: the parameters that a gradient reaches.
-        graph: the model, whose inputs are ``param/<initializer>``.
+        graph: the model, with inputs ``param/<initializer>``.
         predictions: names of the values that the loss reads.
 
     Returns:
-        Initializer name -> why no gradient reaches it, for those that were to train.
+        Initializer name -> reason why no gradient reaches it, for selected weights.
 
     Raises:
         ConfigurationError: no gradient reaches any parameter, or any that one of the user's names or patterns selects.
@@ -333,15 +332,15 @@ def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statis
 
 
 def find_held_rows(model: ir.Model, state: ModelState, requested: HoldRows) -> dict[str, list[int]]:
-    """Return the rows of axis 0 that training leaves as they are: initializer name -> rows in order, each once.
+    """Return the rows of axis 0 that training does not change: initializer name -> sorted, unique rows.
 
     Args:
         model: a canonical model, whose weights are initializers.
-        state: what of it trains.
-        requested: as ``burnish.compile`` takes it.
+        state: the selected state.
+        requested: the option ``hold_rows`` of ``burnish.compile``.
 
     Raises:
-        ConfigurationError: no such weight, one that does not train, or rows that it does not have.
+        ConfigurationError: a weight does not exist or does not train, or a row does not exist.
     """
     if requested is None:
         return {}

@@ -1,4 +1,4 @@
-"""Which parameters keep the gradient of the rows that a batch reads alone, and why others do not (``compile(sparse=...)``)."""
+"""Select the parameters that keep only the gradients of the rows that a batch reads (``compile(sparse=...)``)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ AUTO = "auto"
 Parts = list[tuple[Tensor, Tensor]]
 """Indices and cotangents of lookups."""
 SparseOption = Literal[False] | str | Sequence[str] | None
-"""None: no parameter. ``auto``: each whose rows can be updated alone with the same weights. Else patterns of parameters."""
+"""None: no parameter. ``auto``: each parameter that gets the same weights if only these rows are updated. Else patterns of
+parameters.
+"""
 
 
 @dataclass(frozen=True)
 class SparseRequest:
-    """The parameters that ``compile(sparse=...)`` asks for.
+    """The parameters that ``compile(sparse=...)`` selects.
 
     Attributes:
-        patterns: of their names; empty for none, None for all that stay exact.
-        aliases: what else parameters are called.
+        patterns: patterns of their names; empty for none, None for all whose results stay exact.
+        aliases: other names of parameters.
     """
 
     patterns: tuple[str, ...] | None = ()
@@ -40,7 +42,7 @@ class SparseRequest:
         """Read the option.
 
         Raises:
-            ConfigurationError: it is of another kind, or a pattern matches no parameter that trains.
+            ConfigurationError: it has the wrong type, or a pattern matches no parameter that trains.
         """
         if option is None or option is False:
             return SparseRequest()
@@ -57,23 +59,25 @@ class SparseRequest:
 
     @property
     def option(self) -> str | list[str]:
-        """What a program notes of it."""
+        """The form of the option that a program stores."""
         return AUTO if self.patterns is None else list(self.patterns)
 
     def names(self, name: str) -> bool:
-        """Whether a pattern names a parameter."""
+        """True if a pattern names a parameter."""
         return any(select_named(pattern, (name,), self.aliases) for pattern in self.patterns or ())
 
     def parts(self, name: str, gradient: Tensor, table: ir.Value, optimizer: Optimizer) -> Parts | str | None:
-        """What the gradient of a parameter is kept as.
+        """Return the form in which the gradient of a parameter is kept.
 
         Args:
-            name, gradient, table: the parameter, as initializer and in the graph, and its gradient as it was emitted.
-            optimizer: bound or not.
+            name: initializer name of the parameter.
+            gradient: the gradient as emitted.
+            table: the parameter in the graph.
+            optimizer: the optimizer, bound or not.
 
         Returns:
-            Indices and cotangents of each lookup; None for a parameter that is not asked for; else why its gradient is of all
-            rows, for a warning.
+            Indices and cotangents of each lookup; None for a parameter that is not selected; else the reason, for a warning, why
+            its gradient is dense.
         """
         if not (self.names(name) if self.patterns is not None else is_read_by_row(gradient, table)):
             return None
@@ -92,12 +96,12 @@ class SparseRequest:
 
 
 def check_optimizer(names: Iterable[str], optimizer: Optimizer, option: str | Sequence[str] | None = None) -> None:
-    """Raise ConfigurationError where an optimizer cannot go on from gradients of rows alone.
+    """Raise ConfigurationError if an optimizer cannot update from gradients of rows only.
 
     Args:
-        names: the parameters whose gradients are of rows.
-        optimizer: what is to update them.
-        option: what the program was compiled with, where that is known: with ``auto`` the weights stay those of a dense update.
+        names: parameters with gradients of rows.
+        optimizer: the optimizer that updates them.
+        option: the option that the program was compiled with, if known: with ``auto`` the weights must match a dense update.
     """
     for name in names:
         form, decides = row_form_of(optimizer, name)
@@ -114,6 +118,6 @@ def check_optimizer(names: Iterable[str], optimizer: Optimizer, option: str | Se
 
 
 def warning_of(dense: Mapping[str, str]) -> str:
-    """What a warning says of parameters that were asked for, and whose gradients are of all rows; with the reason for each."""
+    """Return the warning about selected parameters that have dense gradients, with the reason for each."""
     reasons = "; ".join(f"'{name}': {why}" for name, why in dense.items())
     return f"sparse: a step fills and reads every row of {len(dense)} of the parameters. {reasons}"

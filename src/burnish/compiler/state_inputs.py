@@ -1,8 +1,8 @@
-"""Weights and statistics become explicit state: inputs of the graph, and the arrays that they start from.
+"""Turn weights and statistics into explicit state: graph inputs, and arrays with their initial values.
 
-A file in float16 or bfloat16 has two graphs: its own, which predicts and is exported, and the same computed in float32, which is
-trained. What training moves is float32 in the state, and rounded where the file's own graph reads it; a weight that is not to
-train keeps the file's dtype, and is cast where the graph in float32 reads it.
+A file in float16 or bfloat16 has two graphs: its own, for prediction and export, and the same in float32, for training. Values
+that training changes are float32 in the state and rounded for the file's own graph. A weight that does not train keeps the file's
+dtype and is cast for the graph in float32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def state_dtypes(model: ir.Model, state: ModelState) -> dict[str, ir.DataType]:
     """Return the dtype of each parameter and statistic in the state, by state name.
 
     Args:
-        model: with the dtypes of its file.
-        state: what of it becomes state.
+        model: the model with the dtypes of its file.
+        state: the selected state.
     """
     frozen = set(state.parameters).difference(state.trainable)
     dtypes = {}
@@ -35,7 +35,7 @@ def state_dtypes(model: ir.Model, state: ModelState) -> dict[str, ir.DataType]:
 
 
 def rounded_weights(model: ir.Model, state: ModelState) -> dict[str, str]:
-    """Return the parameters and statistics that the state has in float32 and the file in sixteen bits, with the file's dtype."""
+    """Return the parameters and statistics in float32 in the state and in sixteen bits in the file, with the file's dtype."""
     dtypes, initializers = state_dtypes(model, state), model.graph.initializers
     return {
         name: dtype.name.lower()
@@ -49,8 +49,8 @@ def make_inputs(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.Data
 
     Args:
         model: a canonical model.
-        state: what of it becomes state.
-        dtypes: of the inputs, by state name; one of another dtype than its initializer is cast where it is read.
+        state: the selected state.
+        dtypes: dtypes of the inputs, by state name; an input with another dtype than its initializer is cast for its readers.
 
     Returns:
         Their arrays, by state name.
@@ -79,7 +79,7 @@ def make_inputs(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.Data
         graph.inputs.append(replacement)
     others = (*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
     for value in others:
-        if value.name in tensors and not value.is_graph_output():  # outputs are refused where they are named
+        if value.name in tensors and not value.is_graph_output():  # outputs are refused when they are named
             raise ConfigurationError(
                 f"the model has a value '{value.name}', a name the program needs for its state: rename that value"
             )
@@ -87,7 +87,7 @@ def make_inputs(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.Data
 
 
 def _cast(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, order: Order) -> None:
-    """Let what reads a value read it in another dtype; of a table in sixteen bits, only the rows that are read are cast."""
+    """Cast a value to another dtype for its readers; for a sixteen-bit table, cast only the rows that are read."""
     is_table = value.dtype in SIXTEEN_BIT
     tables = [node for node, index in value.uses() if is_table and index == 0 and _is_lookup(node) and node.graph is graph]
     if len(value.uses()) > len(tables):

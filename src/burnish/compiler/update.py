@@ -1,4 +1,4 @@
-"""From the gradients on: the graphs ``init``, ``apply`` and ``step`` follow from ``grad`` and an optimizer.
+"""Build the graphs ``init``, ``apply`` and ``step`` from ``grad`` and an optimizer.
 
 Nothing is differentiated here, so that another optimizer, or other parameters that train, cost only these three graphs.
 """
@@ -40,13 +40,13 @@ from burnish.warn import warn
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 SCALE = Entry(LOSS_SCALE.entry(), Role.OPTIMIZER, ir.DataType.FLOAT, ())
 HOST = TARGETS["onnxruntime"]
-"""What ``init`` is lowered for, which is run once, and by no engine."""
+"""The target of ``init``, which runs once and on no engine."""
 OPTIMIZER = "the optimizer"
-"""What its nodes say that they compute a part of."""
+"""The name of the part that its nodes belong to."""
 WEIGHS_ALIKE = "weighs_alike"
-"""The option of a program that says why an accumulation weighs micro-batches of any size alike."""
+"""The option of a program with the reason why accumulation gives micro-batches of any size the same weight."""
 SKIPPED = "skipped"
-"""The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
+"""The output that is 1 if a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
 
 def update_graphs(
@@ -57,15 +57,15 @@ def update_graphs(
     target: Target,
     graphs: Collection[str] = ("init", "step", "apply"),
 ) -> tuple[dict[str, ir.Model], dict[str, GraphSignature]]:
-    """Return the graphs ``init``, ``step`` and ``apply``, or those of ``graphs``, and their signatures.
+    """Return the graphs ``init``, ``step`` and ``apply``, or the selected ones, and their signatures.
 
     Args:
-        grad: the finished graph of the gradients; left as it is.
+        grad: the finished graph of the gradients; not modified.
         signature: its signature.
-        forward: the finished graphs that predict and evaluate, which tell what the parameters are for.
-        optimizer: what updates the parameters that have a gradient there. In the rows that it holds, the gradients are zeros.
-        target: the runtime that the graphs are lowered for; but ``init``, which is run once and not by an engine.
-        graphs: which of them.
+        forward: the finished graphs that predict and evaluate, which show how the parameters are used.
+        optimizer: the optimizer of the parameters with a gradient in ``grad``. Gradients of the rows that it holds are zeros.
+        target: runtime that the graphs are lowered for, except ``init``, which runs once and not on an engine.
+        graphs: names of the graphs to build.
 
     Raises:
         ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train.
@@ -94,7 +94,7 @@ def update_graphs(
 
 
 def warn_of_accumulation(optimizer: optim.Optimizer, reason: str) -> None:
-    """Warn of an optimizer that accumulates where ``weight_of_batch`` gave a reason why its mean is not that of one batch."""
+    """Warn if an optimizer accumulates and ``weight_of_batch`` gave a reason why the mean differs from that of one batch."""
     if reason and steps_to_an_update(optimizer.options()) > 1:
         problem = (
             f"accumulate: micro-batches weigh alike, however many samples or labelled tokens they have, for the loss has no one "
@@ -104,11 +104,11 @@ def warn_of_accumulation(optimizer: optim.Optimizer, reason: str) -> None:
 
 
 def warn_of_no_effect(optimizer: optim.Optimizer, signature: GraphSignature, forward: Iterable[ir.Model]) -> None:
-    """Warn of options of an optimizer that change nothing, and of weights whose gradients it leaves as they are.
+    """Warn about optimizer options that change nothing, and weights whose gradients the optimizer ignores.
 
     Args:
-        optimizer: of a program.
-        signature: of the graph of its gradients.
+        optimizer: optimizer of a program.
+        signature: signature of its gradient graph.
         forward: the graphs that predict and evaluate.
     """
     infos = _infos(_parameters(signature), forward)
@@ -128,11 +128,11 @@ def warn_of_no_effect(optimizer: optim.Optimizer, signature: GraphSignature, for
 
 
 def layers_left_moving(grad: ir.Model | None, optimizer: optim.Optimizer) -> list[str]:
-    """Return the names of the layers that normalize by the batch though the optimizer freezes their scale and bias.
+    """Return the names of layers that normalize by the batch although the optimizer freezes their scale and bias.
 
     Args:
-        grad: the training graph before it is lowered; None where there is none, and nothing can be told.
-        optimizer: what updates.
+        grad: the training graph before lowering; None if it is not available, which gives an empty list.
+        optimizer: the optimizer.
     """
     moving = []
     for node in grad.graph if grad is not None else ():
@@ -147,7 +147,7 @@ def layers_left_moving(grad: ir.Model | None, optimizer: optim.Optimizer) -> lis
 
 
 def _parameters(signature: GraphSignature) -> dict[str, Entry]:
-    """The parameters that have a gradient, in the order of the gradients."""
+    """Return the parameters that have a gradient, in the order of the gradients."""
     entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
     names = (entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS))
     return {name: entries[name] for name in names}
@@ -162,10 +162,10 @@ def _info(name: str, entry: Entry) -> optim.ParameterInfo:
 
 
 def joined_signature(grad: GraphSignature, apply: GraphSignature) -> GraphSignature:
-    """Return the signature of ``step``, which is ``grad`` and then ``apply``.
+    """Return the signature of ``step``, which is ``grad`` followed by ``apply``.
 
     Raises:
-        ConfigurationError: a name of one stands for something else in the other.
+        ConfigurationError: the two use a name for different things.
     """
     grad_inputs = {entry.name: entry for entry in grad.inputs}
     read = [entry for entry in apply.inputs if entry.role not in GRADIENT_ROLES]
@@ -186,7 +186,7 @@ class _Update:
     grad: ir.Model
     signature: GraphSignature
     optimizer: optim.Optimizer
-    parameters: dict[str, Entry]  # those that are updated, in the order of their gradients
+    parameters: dict[str, Entry]  # the updated ones, in the order of their gradients
 
     def init(self) -> Draft:
         return self._init
@@ -230,10 +230,10 @@ class _Update:
         return draft
 
     def _finite(self, draft: Draft, every: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Tensor | None:
-        """Whether the gradients of a scaled loss are finite, by which the whole step is taken or skipped; None without a scale.
+        """Return a flag: True if the gradients of a scaled loss are finite, else the whole step is skipped. None without a scale.
 
-        The graph of the gradients goes by all of them. Where the optimizer freezes some, the step goes by those it reads,
-        and so do its statistics and what it reports.
+        The graph of the gradients checks all of them. If the optimizer freezes some, the step checks the ones it reads, and so do
+        its statistics and its report.
         """
         skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
         if skipped is None:
@@ -258,25 +258,25 @@ class _Update:
 
     @cached_property
     def gradients(self) -> dict[str, Entry]:
-        """The gradient of each parameter that is updated, as an input."""
+        """The gradient of each updated parameter, as an input."""
         entries = self.signature.outputs_of(Role.GRADIENT, Role.ROWS)
         return {name: entry for entry in entries if (name := entry.name.partition(":")[2]) in self.parameters}
 
     @cached_property
     def indices(self) -> dict[str, Entry]:
-        """Of the gradients that are of some rows, which rows, as an input."""
+        """The row indices of each gradient of rows, as an input."""
         entries = self.signature.outputs_of(Role.INDICES)
         return {name: entry for entry in entries if (name := entry.name.partition(":")[2]) in self.parameters}
 
     @cached_property
     def weight(self) -> Entry | None:
-        """What the loss was divided by, as an input, where the optimizer weighs gradients by it."""
+        """The divisor of the loss, as an input, if the optimizer weighs gradients by it."""
         entry = next(iter(self.signature.outputs_of(Role.WEIGHT)), None)
         return entry if weighs(self.optimizer) else None
 
     @cached_property
     def slots(self) -> tuple[Entry, ...]:
-        """What the optimizer keeps, as state entries."""
+        """The state of the optimizer, as entries."""
         return tuple(
             replace(entry, name=entry.updates or "", updates=None)
             for _, entry in self._init.outputs
@@ -301,9 +301,8 @@ class _Update:
     ) -> None:
         """Emit the optimizer; its own rates, next parameters, next optimizer state and next step become outputs.
 
-        ``indices`` are the rows that gradients are of, where these are not of all. ``weight`` is what the loss was divided by,
-        for an optimizer that weighs gradients by it. ``finite`` says whether the gradients of a scaled loss are finite, where
-        the graph has found that already.
+        ``indices`` are the rows of sparse gradients. ``weight`` is the divisor of the loss, for an optimizer that weighs
+        gradients by it. ``finite`` is True if the gradients of a scaled loss are finite, if the graph has computed that already.
         """
         slots = draft.add_inputs(self.slots)
         state = {entry.name.removeprefix("opt/"): slot for entry, slot in zip(self.slots, slots, strict=True)}
