@@ -1,5 +1,5 @@
-"""Files: a program as a folder or as one ONNX file, the model that it exports, the file of a state; how files are written whole.
+"""Files: a program as a folder or as one ONNX file, exported models, and state files; how files are written atomically.
 
-What is in a program is in ``burnish.program``. Checkpoints and run folders, which hold more than a state, are in
-``burnish.training``; models that are read to be compiled, in ``burnish.importer``.
+Programs are in ``burnish.program``; checkpoints and run folders, which hold more than a state, in ``burnish.training``; models
+that are read to be compiled, in ``burnish.importer``.
 """

@@ -1,4 +1,4 @@
-"""Whether what a saved program says of itself fits its graphs, and can have been written by a compilation."""
+"""Check that the records of a saved program fit its graphs, and can come from a compilation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from burnish.validation import is_number, is_whole
 
 
 def inconsistency(signature: Signature, models: Mapping[str, ir.Model], options: Mapping[str, Any]) -> str | None:
-    """Return what of a saved program is at odds with its graphs or with itself, as a clause; None where nothing is.
+    """Return a clause on how a saved program contradicts its graphs or itself; None if it does not.
 
     Args:
-        signature: of the program.
+        signature: signature of the program.
         models: its graphs, by name.
-        options: what it was compiled with.
+        options: its compilation options.
     """
     states = {entry.name for entry in signature.state}
     for name, model in models.items():
@@ -60,7 +60,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether something is a name, or options with one."""
+    """True for a name, or options with one."""
     return _is_text(value) or (isinstance(value, Mapping) and _is_text(value.get("name")))
 
 
@@ -73,7 +73,7 @@ def _is_prediction(value: Any) -> bool:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether something is the name of a target, or describes one."""
+    """True for the name or description of a target."""
     if not isinstance(value, Mapping):
         return _is_text(value) and value in TARGETS
     try:
@@ -97,7 +97,7 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "departures": _is_list(_is_text),
     "target": _is_target,
 }
-"""What the values of options are, where something reads them without compiling again."""
+"""Checks of the values of options that are read without compiling again."""
 
 
 def _shortened(value: Any) -> str:

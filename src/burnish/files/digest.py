@@ -1,7 +1,7 @@
-"""The digest that every file of burnish's own has, of all its bytes: a bit that has changed anywhere is found.
+"""The digest in every file of burnish, over all its bytes, which detects any changed bit.
 
-The entry ``burnish.digest`` holds ``sha256:`` and 64 digits: the SHA-256 of the file with zeros in place of these digits. Who
-checks it looks for the text in the file's bytes and needs to write nothing again, whatever the language.
+The entry ``burnish.digest`` holds ``sha256:`` and 64 digits: the SHA-256 of the file with zeros in place of these digits. To
+check it, search for the text in the file's bytes; nothing needs to be serialized again, in any language.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from burnish.errors import CheckpointError
 
 DIGEST = "burnish.digest"
 FORMAT_VERSION = 3
-"""Of programs, checkpoints and all other files with a digest."""
+"""Format version of programs, checkpoints and all other files with a digest."""
 BLANK = "sha256:" + "0" * 64
-"""What stands in the entry until the digest is known."""
+"""The text in the entry until the digest is known."""
 _ENTRY, _BLANK = DIGEST.encode(), BLANK.encode()
 
 
 def blank_place(content: bytes) -> int:
-    """Return where the blank of the entry begins: the first one after the entry's name."""
+    """Return the offset of the entry's blank: the first one after the entry's name."""
     return content.index(_BLANK, content.index(_ENTRY))
 
 
@@ -32,17 +32,17 @@ def stamped(content: bytes) -> bytes:
 
 
 def digest_text(total: hashlib._Hash) -> str:
-    """Return what the entry holds."""
+    """Return the text of the entry."""
     return "sha256:" + total.hexdigest()
 
 
 def agrees(digest: Any, head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bool:
-    """Return whether a file is as it was written.
+    """Return True if a file is unchanged since it was written.
 
     Args:
-        digest: what its entry holds.
+        digest: value of its entry.
         head: its bytes up to some place after the entry.
-        rest: the bytes after these, in parts.
+        rest: the remaining bytes, in parts.
     """
     if not isinstance(digest, str) or len(digest) != len(BLANK):
         return False
@@ -61,9 +61,9 @@ def check_version(found: Any, subject: str, remedy: str) -> None:
     """Raise CheckpointError for a file of another format version.
 
     Args:
-        found: the version that it has.
-        subject: what it is, and its path, for the message.
-        remedy: how an older one is made again.
+        found: version of the file.
+        subject: kind and path of the file, for the message.
+        remedy: how to recreate an older file.
     """
     version = int(found)
     if version > FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""From a program and its state to an inference model that any runtime loads, under the source's names."""
+"""Export a program and its state as an inference model that any runtime loads, under the source's names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from burnish.rewriting.fold_weights import fold_pruning, fold_weight_normalizati
 from burnish.transfer_progress import Transfer
 
 SMALLEST_EXTERNAL = 1024
-"""Bytes from which a tensor goes into the data file, where there is one."""
+"""The size in bytes from which a tensor goes into the data file, if there is one."""
 
 
 @dataclass(frozen=True)
 class Exporting:
-    """What the passes of an export are told: options of ``export_inference``."""
+    """The context of an export's passes: options of ``export_inference``."""
 
     fold_norm: bool = True
     merge: bool = True
@@ -45,7 +45,7 @@ class Exporting:
 
 
 def _folds(model: ir.Model, context: Exporting) -> bool:
-    """What is folded into a weight would miss its adapter."""
+    """A weight that absorbed a normalization would no longer match its adapter."""
     return context.fold_norm and not read_adapters(model.metadata_props)
 
 
@@ -64,7 +64,7 @@ EXPORTED: Stage[Exporting] = Stage(
         rewrite(remove_unused),
     ),
 )
-"""From the graph ``predict`` with its weights to what other tools read."""
+"""Passes that turn the graph ``predict`` with its weights into a model for other tools."""
 
 
 def export_inference(
@@ -76,33 +76,33 @@ def export_inference(
     merge: bool = True,
     settle: bool = True,
 ) -> ir.Model:
-    """Return the model that predicts what the program does in this state.
+    """Return the model with the predictions of a program in this state.
 
     Args:
         program: the program.
-        state: arrays by state name; those that are neither ``param/...`` nor ``stat/...`` are not read. The model refers to
-            the arrays: pass copies if they change later. Those that are made on request are asked for when the model is
-            written.
-        fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into the layers
-            beside it.
-        metadata: entries for ``metadata_props``, beside the source's and in place of those of the same key.
-        round_weights: give weights the dtypes of the source's file, by rounding to nearest. Else they stay float32 where the
-            state has them so, and the model casts them.
-        merge: compute each weight that has an adapter once; else adapters stay as they are, and the model's metadata lists them.
-        settle: write zeros where masks have them, and integers for quantized weights; else masks and roundings stay in the graph.
+        state: arrays by state name; only ``param/...`` and ``stat/...`` are read. The model refers to the arrays: pass copies if
+            they change later. Lazy arrays are made when the model is written.
+        fold_norm: compute weights under weight normalization once, and fold inference-mode batch normalization into adjacent
+            layers.
+        metadata: entries for ``metadata_props``, which override the source's.
+        round_weights: round weights to the dtypes of the source's file (to nearest). Otherwise they stay float32 as in the state,
+            and the model casts them.
+        merge: merge adapters into their weights; otherwise adapters stay separate, and the model's metadata lists them.
+        settle: write zeros for masked weights, and integers for quantized weights; otherwise masks and roundings stay in the
+            graph.
 
     Returns:
         A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
 
     Raises:
-        CheckpointError: a parameter or statistic is missing, or has another dtype or shape than the program's, or is too large
-            for the dtype of the source's file.
+        CheckpointError: a parameter or statistic is missing, has another dtype or shape than the program's, or is too large for
+            the dtype of the source's file.
     """
     entries = [entry for entry in program.signature["predict"].inputs if entry.is_state]
     needed = chosen(state, (entry.name for entry in entries))
     check_state(entries, needed, CheckpointError, "The state", "Pass the state of a session of this program")
     model = program.predict.clone()
-    for entry in (TRAINING, DIGEST):  # where the source was a program in one file, which this is not
+    for entry in (TRAINING, DIGEST):  # from a source that was a program in one file
         model.metadata_props.pop(entry, None)
     OBJECTIVE.remove(model)
     INITIAL.remove(model)
@@ -117,7 +117,7 @@ def export_inference(
 
 
 def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None:
-    """Make the inputs of these names initializers with these arrays, in place, called what is behind the ``/``."""
+    """Turn the inputs of these names into initializers with these arrays, in place, named by the part after the ``/``."""
     tensors = {name.partition("/")[2]: _tensor(state, name) for name in state}
     others = (*graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs))
     # They took the names while the initializers were called ``param/<name>``.
@@ -136,7 +136,7 @@ def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None
 
 
 def _tensor(state: Mapping[str, np.ndarray], name: str) -> ir.TensorProtocol:
-    """An array as a tensor; one that is made on request is made when the tensor's elements are asked for, each time."""
+    """Return an array as a tensor; a lazy array is made at each access to the tensor's elements."""
     called = name.partition("/")[2]
     if not isinstance(state, LazyArrays):
         return ir.Tensor(np.asarray(state[name], order="C"), name=called)
@@ -150,7 +150,7 @@ def _tensor(state: Mapping[str, np.ndarray], name: str) -> ir.TensorProtocol:
 
 
 def _round(value: ir.Value, dtype: ir.DataType) -> None:
-    """Let an initializer of float32 have the dtype that the model casts it to, in place of the cast."""
+    """Round a float32 initializer to the dtype that the model casts it to, and remove the cast."""
     assert value.const_value is not None
     array = value.const_value.numpy()
     with np.errstate(over="ignore"):
@@ -169,15 +169,16 @@ def _round(value: ir.Value, dtype: ir.DataType) -> None:
 
 
 def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit: int = ONE_FILE_LIMIT) -> Path:
-    """Write a model, whole or not at all: an earlier file is replaced in one step, or stays as it was.
+    """Write a model atomically: an earlier file is replaced in one step, or stays unchanged.
 
-    Outputs that were dictionaries in the source's file (ZipMap) are that again.
+    Outputs that were dictionaries in the source's file (ZipMap) become dictionaries again.
 
     Args:
-        model: the model; not changed. Folders on the way to ``path`` are created.
-        path: the ``.onnx`` file. A model of more than ``one_file_limit`` bytes of weights keeps them beside it in
-            ``<file name>-<hash of the weights>.data``; data files of earlier saves under this path are then removed.
-        one_file_limit: at most 2 GiB, where the format ends.
+        model: the model; not modified.
+        path: the ``.onnx`` file; missing folders are created. A model with more than ``one_file_limit`` bytes of weights keeps
+            them in ``<file name>-<hash of the weights>.data`` next to it; data files of earlier saves under this path are then
+            removed.
+        one_file_limit: at most 2 GiB, the limit of the format.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -196,9 +197,9 @@ def save_inference(model: ir.Model, path: str | os.PathLike[str], one_file_limit
 
 
 def _move_weights_out(model: ir.Model, path: Path) -> str:
-    """Write the large weights into one file beside ``path`` and let the model, in place, refer to it; returns its name.
+    """Write the large weights into one file next to ``path`` and make the model refer to it, in place; return its name.
 
-    The name carries a hash of the content: the model that is there keeps the data it refers to until it is replaced.
+    The name contains a hash of the content, so that an existing model keeps its data until it is replaced.
     """
     values = [value for value in model.graph.initializers.values() if _is_large(value)]
     transfer = Transfer(f"writing '{path}'", sum(value.const_value.nbytes for value in values if value.const_value is not None))

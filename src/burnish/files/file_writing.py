@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all.
+"""Write files atomically.
 
-Such a file is written under another name, flushed to the disk and renamed: a reader finds the earlier file or the new one, never
-a part of either. Who writes it holds a lock on it: what a killed process left is thereby told from what is being written.
+A file is written under another name, flushed to the disk and renamed: a reader finds the earlier file or the new one, never a
+part. The writer holds a lock on it, which distinguishes a file in progress from one that a killed process left.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-"""Of Linux: paths are taken from the current folder; both names are there before and after."""
+"""Constants of Linux: paths relative to the current folder; exchange of two existing names."""
 OWN_FOLDER = 0o700
-"""The mode of folders that are made for states: nobody else may enter them. One that is there keeps its mode."""
+"""The mode of new folders for states: only the owner may enter. Existing folders keep their mode."""
 
 
 def file_path(path: str | os.PathLike[str], example: str) -> Path:
     """Return a path to write a file to or to read it from.
 
     Raises:
-        CheckpointError: it is no path, or that of a folder; the message proposes ``example``.
+        CheckpointError: it is not a path, or is that of a folder; the message proposes ``example``.
     """
     try:
         found = Path(path)
@@ -48,19 +48,19 @@ def file_path(path: str | os.PathLike[str], example: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[Path]:
-    """Give a path to write to; what was written there then takes the place of ``path`` in one step.
+    """Yield a path to write to; the result then replaces ``path`` in one step.
 
-    Partial files that earlier processes left when they were killed while writing ``path`` are removed then.
+    Partial files of earlier processes that were killed while writing ``path`` are removed.
 
     Args:
         path: the file.
-        final: returns what the file is called in place of ``path``, where that is known only when it is written.
+        final: a function that returns the final name, if it is known only after writing.
 
     Raises:
-        CheckpointError: writing failed, or ``path`` is a folder, device or pipe; it is as it was before.
+        CheckpointError: writing failed, or ``path`` is a folder, device or pipe; it is unchanged.
     """
     partial = partial_path(path)
-    # An administrator could replace a device by a file. These take names that no file can have, too.
+    # An administrator could replace a device by a file. These functions also accept names that no file can have.
     if os.path.exists(path) and not os.path.isfile(path):
         raise CheckpointError(f"'{path}' is {_kind(path)}: give the name of a file")
     try:
@@ -81,27 +81,27 @@ def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[P
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, in place of an earlier file. What UTF-8 cannot hold, of names of files, is written out: ``\\udcff``.
+    r"""Write a text in UTF-8 atomically. Characters of file names that UTF-8 cannot hold are escaped: ``\udcff``.
 
     Raises:
-        CheckpointError: as ``replacing``.
+        CheckpointError: as for ``replacing``.
     """
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def check_output(path: Path, option: str, *, is_folder: bool = False, read: Iterable[object] = ()) -> None:
-    """Refuse, before any work is done, a path that a result cannot be written to.
+    """Raise an error, before any work is done, for a path that a result cannot be written to.
 
     Args:
-        path: of the result. Nothing is made.
-        option: that gives it, as the message names it.
-        is_folder: whether a folder is written, and not a file.
-        read: the model and the data that the command reads; a file among them would be lost.
+        path: path of the result; nothing is created.
+        option: the option that gives it, for the message.
+        is_folder: True if the result is a folder.
+        read: the model and the data that the command reads; overwriting one of these files would lose it.
 
     Raises:
-        ConfigurationError: there is a folder in place of a file, a file in place of a folder, or a file that is read; or
-            nothing can be written there.
+        ConfigurationError: there is a folder in place of a file, a file in place of a folder, or a file that is read; or nothing
+            can be written there.
     """
     try:
         sources = [source for source in read if isinstance(source, str | os.PathLike) and os.path.exists(source)]
@@ -126,13 +126,13 @@ def _kind(path: Path) -> str:
 
 
 def partial_path(path: Path, ending: str = "partial") -> Path:
-    """Return a new name beside ``path`` for what is not in its place yet, or not any more."""
+    """Return a new name next to ``path``, for content before or after it is in its place."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
 
 
 @contextlib.contextmanager
 def locked(partial: Path, is_folder: bool = False) -> Iterator[None]:
-    """Make an empty file, or a folder, and hold a lock on it that ends with the process.
+    """Make an empty file or folder, and hold a lock on it that ends with the process.
 
     Raises:
         OSError: it cannot be made.
@@ -146,7 +146,7 @@ def locked(partial: Path, is_folder: bool = False) -> Iterator[None]:
             try:
                 held = holding.enter_context(holding_lock(partial))
                 is_there = held is None or os.path.samestat(os.fstat(held), partial.stat())
-            except FileNotFoundError:  # another process took it for one that was left behind, before it was locked
+            except FileNotFoundError:  # another process removed it as a leftover before it was locked
                 is_there = False
             if is_there:
                 yield
@@ -155,7 +155,7 @@ def locked(partial: Path, is_folder: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding_lock(path: Path) -> Iterator[int | None]:
-    """Hold a lock on a file or folder; gives its descriptor, or None where the system has no such locks.
+    """Hold a lock on a file or folder; yield its descriptor, or None if the system has no such locks.
 
     Raises:
         OSError: it cannot be opened.
@@ -173,7 +173,7 @@ def holding_lock(path: Path) -> Iterator[int | None]:
 
 
 def left_behind(path: Path) -> list[Path]:
-    """Return what processes that were killed left under the names that ``partial_path`` gives for ``path``."""
+    """Return the files and folders that killed processes left under the names of ``partial_path``."""
     named = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.(partial|earlier)")
     try:
         return [other for other in path.parent.iterdir() if named.fullmatch(other.name) and not _is_being_written(other)]
@@ -183,7 +183,7 @@ def left_behind(path: Path) -> list[Path]:
 
 def _is_being_written(path: Path) -> bool:
     if fcntl is None:
-        return False  # the system removes no open file
+        return False  # the system does not remove open files
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -198,7 +198,7 @@ def _is_being_written(path: Path) -> bool:
 
 
 def remove_left_behind(path: Path) -> None:
-    """Remove what ``left_behind`` returns."""
+    """Remove the leftovers that ``left_behind`` returns."""
     for other in left_behind(path):
         if other.is_dir():
             shutil.rmtree(other, ignore_errors=True)
@@ -208,7 +208,7 @@ def remove_left_behind(path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders in one step; return False where the system or the disk cannot."""
+    """Exchange the names of two files or folders in one step; return False if the system or the disk cannot."""
     call = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     return call is not None and call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
@@ -223,7 +223,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Wait until a folder's list of files is on the disk, where the system offers that. Its files are in place either way."""
+    """Wait until a folder's list of files is on the disk, if the system offers that. Its files are in place either way."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -42,11 +42,11 @@ MANIFEST = "program.json"
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
 SOURCE_FILE, SOURCE_DATA = "source.onnx", "source.data"
-"""The model that the program was made of, and what it holds beside the state where one file cannot hold it."""
+"""The model that the program was made from, and its data outside the state if one file cannot hold them."""
 
 
 def save_program(program: Program, directory: Path) -> Path:
-    """Write a program into ``directory``, whole or not at all; see ``Program.save``."""
+    """Write a program into ``directory`` atomically; see ``Program.save``."""
     _refuse_other_content(directory)
     partial = partial_path(directory)
     try:
@@ -99,7 +99,7 @@ def _write_files(program: Program, directory: Path) -> None:
         "version": FORMAT_VERSION,
         "signature": program.signature.to_dict(),
         "options": program.options,
-        # What a checkpoint says that it belongs to, for clients that cannot compute it.
+        # The identity that checkpoints refer to, for clients that cannot compute it.
         "identity": {"program": program_hash(hashes, program.signature), "graphs": hashes},
         "base": list(adapter_base(program)),
         "opset_import": _opset_import(program),
@@ -112,7 +112,7 @@ def _write_files(program: Program, directory: Path) -> None:
 
 
 def _write_source(source: SourceModel, directory: Path) -> None:
-    """Write the model that a program was made of, next to the state, which has its weights."""
+    """Write the model that a program was made from, next to the state, which has its weights."""
     with StateFile(directory / STATE_FILE, "state file") as state:
 
         def place(name: str) -> Place:
@@ -132,7 +132,7 @@ def _write_source(source: SourceModel, directory: Path) -> None:
 def _read_source(directory: Path, signature: Signature) -> SourceModel:
     try:
         source = SourceModel.read(onnx.ModelProto.FromString((directory / SOURCE_FILE).read_bytes()), directory, STATE_FILE)
-    except Exception as error:  # the protobuf library's errors are no class of their own
+    except Exception as error:  # the errors of the protobuf library have no class of their own
         raise _damaged(directory, f"{SOURCE_FILE} cannot be read as an ONNX model: {error}") from error
     states = {entry.name for entry in signature.state}
     for name, _ in empty_tensors(source.proto):
@@ -142,22 +142,22 @@ def _read_source(directory: Path, signature: Signature) -> SourceModel:
 
 
 def _opset_import(program: Program) -> list[dict[str, Any]]:
-    """The operator sets that a runtime has to know, in ONNX's terms: the newest of the graphs'."""
+    """Return the newest version of each operator set in the graphs, in ONNX's terms."""
     imports = sorted((domain, version) for model in program.graphs.values() for domain, version in model.opset_imports.items())
     return [{"domain": domain, "version": version} for domain, version in dict(imports).items()]
 
 
 def _save_graph(model: ir.Model, path: Path) -> str:
-    """Write a graph, and return its hash: that of the file, which is read faster than a proto is made, where it holds all."""
+    """Write a graph and return its hash; from the file if it holds everything, because reading is faster than making a proto."""
     save_model(model, path)
     return proto_hash(onnx.ModelProto.FromString(path.read_bytes())) if fits_one_file(model) else graph_hash(model)
 
 
 def _put_in_place(partial: Path, directory: Path) -> None:
-    """Rename ``partial`` to ``directory``, in the place of an earlier program.
+    """Rename ``partial`` to ``directory``, replacing an earlier program.
 
-    If the system cannot exchange the two, the earlier one steps aside first, and back if the rest fails; a process that is killed
-    in between leaves it to ``_recovered``.
+    If the system cannot exchange the two, the earlier one is renamed first, and back if the second rename fails. If the process
+    is killed in between, ``_recovered`` restores it.
     """
     earlier = partial_path(directory, "earlier")
     if not directory.exists():
@@ -175,7 +175,7 @@ def _put_in_place(partial: Path, directory: Path) -> None:
 
 
 def _recovered(directory: Path) -> bool:
-    """Put a program back that stepped aside for one that never came, because the process that saved it was killed."""
+    """Restore a program that was moved aside by a process that was killed before it finished saving."""
     aside = [path for path in left_behind(directory) if path.suffix == ".earlier" and (path / MANIFEST).is_file()]
     for path in sorted(aside, key=lambda path: path.stat().st_mtime, reverse=True):
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ def _file_hash(path: Path) -> str:
 
 
 def load_program(directory: Path) -> Program:
-    """Read what ``save_program`` wrote; see ``Program.load``."""
+    """Read a program that ``save_program`` wrote; see ``Program.load``."""
     if not os.path.isfile(directory / MANIFEST) and (os.path.exists(directory) or not _recovered(directory)):
         raise CheckpointError(f"'{directory}' is not a saved program: it has no {MANIFEST}. Give the folder that was saved to")
     manifest = _read_manifest(directory)
@@ -278,7 +278,7 @@ def _read_signature(directory: Path, manifest: dict[str, Any]) -> Signature:
 def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
     try:
         model = ir.load(directory / name)
-    except Exception as error:  # the protobuf library's errors are not those of onnx_ir
+    except Exception as error:  # the errors of the protobuf library differ from those of onnx_ir
         raise _damaged(directory, f"{name} cannot be read as an ONNX model: {error}") from error
     try:
         for value, tensor in external_tensors(model):

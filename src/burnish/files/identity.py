@@ -1,4 +1,4 @@
-"""What identifies a program and its graphs: hashes of what they compute; and what its checkpoints may leave out."""
+"""Identify programs and graphs by hashes of their computations, and find the state that checkpoints may leave out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from burnish.program import Program, Role, Signature
 
 
 def graph_hashes(program: Program) -> dict[str, str]:
-    """Return a SHA-256 of each graph: its operators, constants, inputs and outputs; not its documentation."""
+    """Return a SHA-256 of each graph: its operators, constants, inputs and outputs, but not its documentation."""
     return {name: graph_hash(model) for name, model in program.graphs.items()}
 
 
 def adapter_base(program: Program) -> tuple[str, ...]:
-    """Return the state entries that stay as they are while adapters train: weights, and statistics of frozen layers.
+    """Return the state entries that do not change while adapters train: weights, and statistics of frozen layers.
 
-    A program without adapters has none: its checkpoints hold the whole state, whatever of it is frozen.
+    Empty for a program without adapters: its checkpoints hold the whole state, even if some of it is frozen.
     """
     if not read_adapters(program.metadata):
         return ()
@@ -35,7 +35,7 @@ def adapter_base(program: Program) -> tuple[str, ...]:
 def program_hash(hashes: dict[str, str], signature: Signature) -> str:
     """Return the SHA-256 that identifies a program: its graphs and signature.
 
-    Defaults of hyperparameters are left out, as every step may override them; and where a schedule ends, which changes no step.
+    It ignores defaults of hyperparameters, which every step may override, and the end of a schedule, which changes no step.
     """
     values = signature.to_dict()
     for graph in values.values():
@@ -51,7 +51,7 @@ def graph_hash(model: ir.Model) -> str:
 
 
 def proto_hash(model: onnx.ModelProto) -> str:
-    """Return the SHA-256 of one graph, all of whose tensors are in the proto; the proto is changed."""
+    """Return the SHA-256 of a graph with all tensors in the proto; the proto is modified."""
     digest = hashlib.sha256()
     digest.update(json.dumps(sorted((entry.domain, entry.version) for entry in model.opset_import)).encode())
     proto = model.graph
@@ -72,7 +72,7 @@ def proto_hash(model: onnx.ModelProto) -> str:
 
 
 def _forget_remarks(graph: onnx.GraphProto) -> None:
-    """Clear what is said of nodes and changes nothing, in bodies too; reading a constant may give its tensor a name."""
+    """Clear documentation and metadata of nodes, also in bodies, and names of tensors, which reading a constant may add."""
     for node in (node for body in graphs_within(graph) for node in body.node):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")

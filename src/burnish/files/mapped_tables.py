@@ -1,9 +1,9 @@
-"""Embedding tables in files that are mapped into memory: the system reads what a step touches, and writes it back when it likes.
+"""Embedding tables in memory-mapped files: the system reads the pages that a step touches, and writes them back at any time.
 
-The files are a working copy. What a run goes back to is a checkpoint: a process that is killed leaves rows of a step in them that
-no checkpoint has. So that a run need not copy all of a checkpoint when it goes on, ``written.log`` beside the files says which
-checkpoint with a journal they were last the same as, and, before they are written, which rows are written since. It counts as
-long as the system has not been started again: what the system had not written back is then gone.
+The files are a working copy; a run resumes from a checkpoint. After a kill, they hold rows of a step that no checkpoint has. To
+avoid copying a whole checkpoint on resume, ``written.log`` next to the files records the last journal checkpoint that they
+matched, and, before each write, the rows that are written. It is valid until the system restarts, because unwritten pages are
+lost then.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from burnish.untrusted_files import UNREADABLE, read_json, read_json_file
 
 try:
     import fcntl
-except ImportError:  # Windows, where a mapped file cannot be replaced by another process anyway
+except ImportError:  # Windows, where another process cannot replace a mapped file anyway
     fcntl = None  # type: ignore[assignment]
 
 LAYOUT, LOCK, LOG = "tables.json", "lock", "written.log"
 MOST_LOGGED = 1 / 8
-"""Bytes of the log, as a share of the tables', from which on it is given up: a run that goes on then copies the checkpoint."""
+"""The size of the log, as a share of the tables, from which it is abandoned: a resumed run then copies the checkpoint."""
 _COUNTS = struct.Struct("<II")
 
 
 class MappedTable(np.ndarray):
-    """An array in a mapped file, which an engine works on as it is, in place of a copy."""
+    """An array in a mapped file, which an engine uses in place instead of copying it."""
 
 
 class MappedTables:
     """The tables of a session in a folder, mapped into memory.
 
     Args:
-        folder: made where there is none; files that are there are used again where they hold tables of the same kinds.
+        folder: folder, created if missing; existing files are used again if they hold tables of the same kinds.
         kinds: dtype and shape of each state entry to keep there.
 
     Attributes:
-        tables: the arrays, by state entry. Until ``fill`` they hold what the files held, or zeros.
+        tables: the arrays, by state entry. Until ``fill`` they hold the content of the files, or zeros.
 
     Raises:
         ConfigurationError: the folder holds something else or the tables of another program, or another session uses it.
-        CheckpointError: it cannot be written, or the disk has no room.
+        CheckpointError: it cannot be written, or the disk is full.
     """
 
     def __init__(self, folder: str | Path, kinds: Mapping[str, Kind]):
@@ -79,10 +79,10 @@ class MappedTables:
         return sum(map(self._size, range(len(self._order))))
 
     def _locked(self) -> BinaryIO:
-        """The lock of the folder, which says in whose session it is."""
+        """Return the lock of the folder, which names the session that holds it."""
         lock = open(self.folder / LOCK, "a+b")  # noqa: SIM115  # open as long as the session is
         if not _takes(lock):
-            gc.collect()  # a session that nothing refers to holds the folder until it is collected
+            gc.collect()  # a session without references holds the folder until it is collected
             if not _takes(lock):
                 lock.close()
                 raise ConfigurationError(
@@ -95,20 +95,20 @@ class MappedTables:
         return lock
 
     def release(self) -> None:
-        """Leave the folder to other sessions; the tables can be read until one takes it over."""
+        """Release the folder to other sessions; the tables stay readable until one takes it over."""
         self.forget()
         self._lock.close()
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether another session has the folder now."""
+        """True if another session has the folder now."""
         return self._lock.closed and (self.folder / LOCK).read_bytes() != self._owner
 
     def check_whole(self) -> None:
-        """Check that no file was cut short: to read what is gone of a mapped file ends the process.
+        """Check that no file was truncated: reading a missing part of a mapped file kills the process.
 
         Raises:
-            CheckpointError: one was, or is gone.
+            CheckpointError: a file was truncated or is missing.
         """
         for number in range(len(self._order)):
             path, size = self._file(number), self._size(number)
@@ -145,7 +145,7 @@ class MappedTables:
             partial.write_text(json.dumps(layout), encoding="utf-8")
 
     def _mapped(self, number: int) -> MappedTable:
-        """A table in its file, which has all its blocks: a disk that is full would end the process when a row is written."""
+        """Return a table in its file, with all blocks allocated: on a full disk, writing a row would kill the process."""
         dtype, shape = self._kinds[self._order[number]]
         path, size = self._file(number), self._size(number)
         if not path.exists() or path.stat().st_size != size:
@@ -162,11 +162,11 @@ class MappedTables:
         return self.folder / f"table-{number:04d}.bin"
 
     def fill(self, arrays: Mapping[str, np.ndarray], place: JournalPlace | None = None) -> None:
-        """Make the tables those of a state, and no longer follow a checkpoint.
+        """Set the tables to a state, and stop following a checkpoint.
 
         Args:
-            arrays: by state entry; those that are made on request need not fit into memory.
-            place: of ``arrays`` in a journal. Where the tables were the same as it, only what was written since is read.
+            arrays: arrays by state entry; lazy arrays need not fit into memory.
+            place: place of ``arrays`` in a journal. If the tables matched it, only rows written since are read.
         """
         written = None if place is None else self._written_since(place)
         self.forget()
@@ -187,10 +187,10 @@ class MappedTables:
                 read_into(arrays, name, table)
 
     def _emptied(self, number: int) -> bool:
-        """Make a file zeros, without writing them where the system can do so; whether it could."""
+        """Fill a file with zeros without writing them; return False if the system cannot."""
         path = self._file(number)
         size = path.stat().st_size
-        if os.name == "nt":  # a file that is mapped cannot be cut there
+        if os.name == "nt":  # a mapped file cannot be truncated there
             return False
         with path.open("r+b") as file:
             file.truncate(0)
@@ -198,11 +198,11 @@ class MappedTables:
         return True
 
     def agrees_with(self, place: JournalPlace) -> bool:
-        """Whether the tables were the same as a checkpoint, but for rows that are known."""
+        """True if the tables matched a checkpoint, except for known rows."""
         return self._written_since(place) is not None
 
     def follow(self, place: JournalPlace) -> None:
-        """Note that the tables are the same as a checkpoint; ``note`` says what is written from here on."""
+        """Record that the tables match a checkpoint; from then on ``note`` records the rows that are written."""
         self.forget()
         boot = _boot()
         if boot is None:
@@ -214,7 +214,7 @@ class MappedTables:
         self._left = int(MOST_LOGGED * self._bytes())
 
     def note(self, entries: tuple[str, ...], rows: np.ndarray) -> None:
-        """Say that rows of some entries are about to be written."""
+        """Record that rows of some entries are about to be written."""
         if self._log is None:
             return
         numbers = [self._order.index(name) for name in entries if name in self.tables]
@@ -227,13 +227,13 @@ class MappedTables:
             self._log.write(record)
 
     def forget(self) -> None:
-        """Note nothing any more."""
+        """Stop recording."""
         if self._log is not None:
             self._log.close()
             self._log = None
 
     def _written_since(self, place: JournalPlace) -> dict[str, np.ndarray] | None:
-        """The rows that were written since the tables were the same as a checkpoint; None where that is not known."""
+        """Return the rows written since the tables matched a checkpoint; None if unknown."""
         with contextlib.suppress(*UNREADABLE):
             content = (self.folder / LOG).read_bytes()
             (size,) = struct.unpack_from("<I", content)
@@ -248,12 +248,12 @@ class MappedTables:
         return None
 
     def instead(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """A state with the tables of this folder in place of its own, none of which is made."""
+        """Return a state with the tables of this folder in place of its own, without making any."""
         return _WithTables(state, self.tables)
 
 
 def _takes(lock: BinaryIO) -> bool:
-    """Take a folder by its lock, unless another session has it."""
+    """Lock a folder, unless another session holds it."""
     if fcntl is None:
         return True
     try:
@@ -264,7 +264,7 @@ def _takes(lock: BinaryIO) -> bool:
 
 
 def _records(content: bytes, offset: int) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The records of a log; one that was cut short says nothing yet of rows that were written."""
+    """Yield the records of a log; nothing was written yet for a record that was cut short."""
     while offset + _COUNTS.size <= len(content):
         entries, rows = _COUNTS.unpack_from(content, offset)
         begin = offset + _COUNTS.size
@@ -293,10 +293,10 @@ class _WithTables(LazyArrays):
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Give a file its size, and the blocks that it needs, of zeros.
+    """Give a file its size, with allocated blocks of zeros.
 
     Raises:
-        OSError: the disk has no room.
+        OSError: the disk is full.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -311,7 +311,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 def _boot() -> str | None:
-    """What tells this start of the system from others; None where it does not say."""
+    """Return an identifier of the current system start; None if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -319,5 +319,5 @@ def _boot() -> str | None:
 
 
 def adopted(array: np.ndarray) -> np.ndarray | None:
-    """A mapped table as a plain array of the same memory; None for an array that is to be copied."""
+    """Return a mapped table as a plain array of the same memory; None for an array that must be copied."""
     return array.view(np.ndarray) if isinstance(array, MappedTable) else None

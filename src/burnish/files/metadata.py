@@ -1,4 +1,4 @@
-"""What burnish says in the ``metadata_props`` of a model that it writes."""
+"""The entries of burnish in the ``metadata_props`` of a model."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from burnish.losses import Distillation, Mixed
 from burnish.untrusted_files import UNREADABLE
 
 TRAINING = "burnish.training"
-"""The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""
+"""The entry of a model that holds a program: its signature, options and the layout of its graphs, as JSON."""
 LARGEST_OBJECTIVE = 1 << 16
-"""Characters above which it is left out: a loss that is an ONNX graph with weights of its own."""
+"""The number of characters above which it is left out, such as for an ONNX loss graph with its own weights."""
 
 
 def objective_entry(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what an exported model says of its loss, from the options of its program: one entry, or none."""
+    """Return the entry about the loss for an exported model, from the options of its program: one entry, or none."""
     if "loss" not in options:
         return {}
     outputs = [prediction["output"] for prediction in options.get("predictions", ())]
     loss = options["loss"]
     if isinstance(loss, Mapping) and loss.get("name") == Distillation.name:
-        # The teacher may be gone where the model goes, and hints read what is no output of it.
+        # The teacher may not be available to the reader, and hints read values that are not outputs of the model.
         loss, outputs = loss["loss"], outputs[:1]
     if isinstance(loss, Mapping) and loss.get("name") == Mixed.name:
-        loss = loss["loss"]  # which evaluation reads: nothing is mixed there
+        loss = loss["loss"]  # evaluation reads this one and mixes nothing
     text = OBJECTIVE.write({"loss": loss, "metrics": options.get("metrics", []), "outputs": outputs})
     return {OBJECTIVE.key: text} if len(text) <= LARGEST_OBJECTIVE else {}
 
 
 def read_objective(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``objective_entry`` wrote; nothing where a model does not say.
+    """Return the values that ``objective_entry`` wrote; empty if a model has none.
 
     Raises:
-        ModelError: the entry is not what was written.
+        ModelError: the entry is malformed.
     """
     if OBJECTIVE.key not in metadata:
         return {}

@@ -1,7 +1,7 @@
-"""A model in one ONNX file, written one weight at a time: the bytes that protobuf would make of the whole in memory.
+"""Write a model into one ONNX file, one weight at a time; the bytes are those that protobuf would make in memory.
 
-A message is written as its fields, in the order of their numbers; one that holds another begins with its size (protobuf's wire
-format). What comes before and after the weights is small, and left to protobuf.
+A message is a sequence of fields in the order of their numbers; a nested message starts with its size (protobuf's wire format).
+The parts before and after the weights are small, and protobuf writes them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from burnish.program.state import blocks
 from burnish.transfer_progress import Transfer
 
 SMALLEST_APART = 1 << 16
-"""Bytes from which a weight is written by itself."""
+"""The size in bytes from which a weight is written separately."""
 
-# Numbers of fields in onnx.proto.
+# Field numbers in onnx.proto.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _LENGTH_DELIMITED = 2
 
@@ -35,13 +35,14 @@ def write_model(
     """Write a model.
 
     Args:
-        model: the model; changed: large initializers lose their data.
-        file: where to.
-        transfer: told of the bytes of weights that are written.
-        complete: changes, in place, the proto that is written, in which large initializers have no data; not these.
+        model: the model; modified: large initializers lose their data.
+        file: the output file.
+        transfer: progress of the weight bytes.
+        complete: a function that changes the written proto, in which large initializers have no data, in place; it must not
+            change these.
 
     Raises:
-        ModelError: the model is not valid ONNX, and nothing is written.
+        ModelError: the model is not valid ONNX; nothing is written.
     """
     apart = {name: value.const_value for name, value in model.graph.initializers.items() if _is_large(value.const_value)}
     for name, tensor in apart.items():
@@ -89,7 +90,7 @@ def write_model(
 
 
 def parts(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """The bytes of a tensor, as files have them, one part after the other."""
+    """Yield the bytes of a tensor as in files, in parts."""
     if tensor.dtype.bitwidth % 8:
         yield tensor.tobytes()
         return
@@ -98,18 +99,18 @@ def parts(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
 
 
 def _is_large(tensor: ir.TensorProtocol | None) -> bool:
-    """Whether a tensor is written by itself: not one that stays in another file, nor texts, whose bytes nothing counts."""
+    """True for a tensor that is written separately: not external ones, and no strings, whose size is unknown."""
     if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
         return False
     return tensor.nbytes >= SMALLEST_APART
 
 
 class _Message:
-    """The encoded fields of a message around a field that is written by itself.
+    """The encoded fields of a message around a field that is written separately.
 
     Attributes:
         before, after: the fields, in the order of their numbers.
-        size: bytes of both.
+        size: size of both in bytes.
     """
 
     def __init__(self, before: bytes, after: bytes):
@@ -118,7 +119,7 @@ class _Message:
 
     @classmethod
     def split(cls, message: Any, number: int) -> _Message:
-        """The fields before and after the one of this number; the raw data of a small tensor is one of those before."""
+        """Return the fields before and after the one of this number; the raw data of a small tensor is among those before."""
         before, after = type(message)(), type(message)()
         for descriptor, value in message.ListFields():
             if descriptor.number == number and number != _RAW_DATA:
@@ -132,7 +133,7 @@ class _Message:
 
 
 def _frame(number: int, size: int) -> bytes:
-    """What stands before a field of ``size`` bytes: its number, how it is encoded, its size."""
+    """Return the prefix of a field of ``size`` bytes: its number, encoding and size."""
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(size)
 
 
@@ -149,16 +150,16 @@ def _varint(value: int) -> bytes:
 
 
 ONE_FILE_LIMIT = 1 << 30
-"""Bytes of constants above which a graph is written with external data; a protobuf file ends at 2 GiB."""
+"""Bytes of constants above which a graph is written with external data; a protobuf file is limited to 2 GiB."""
 
 
 def fits_one_file(model: ir.Model) -> bool:
-    """Whether a model's constants leave it well below the 2 GiB that a protobuf can hold."""
+    """True if a model's constants stay well below the 2 GiB limit of protobuf."""
     return constant_bytes(model) <= ONE_FILE_LIMIT
 
 
 def constant_bytes(model: ir.Model) -> int:
-    """Return the bytes of a model's initializers and constants."""
+    """Return the size of a model's initializers and constants in bytes."""
     total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     for node in model.graph.all_nodes():
         for attribute in node.attributes.values():
@@ -173,10 +174,10 @@ def model_bytes(model: ir.Model) -> bytes:
 
 
 def require_valid(light: onnx.ModelProto, what: str) -> None:
-    """Raise ModelError where a model, of which large weights may be left out, does not pass the checks of the standard."""
+    """Raise ModelError if a model, whose large weights may be left out, fails the checks of the standard."""
     try:
         onnx.checker.check_model(light)
-    except Exception as error:  # the checker's errors are of several classes
+    except Exception as error:  # the checker raises errors of several classes
         raise ModelError(
             f"{what} would not be valid ONNX, and is not written: {' '.join(str(error).split()).rstrip('.')}. This is a defect "
             "of burnish worth reporting, with the model that it was made of"
@@ -184,11 +185,11 @@ def require_valid(light: onnx.ModelProto, what: str) -> None:
 
 
 def save_model(model: ir.Model, path: Path) -> None:
-    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them.
+    """Write a model; large constants go into ``<name>.data`` next to it if one file cannot hold them.
 
     Raises:
-        ModelError: it is not valid ONNX, and nothing is written.
-        CheckpointError: the file cannot be written; an earlier one is untouched.
+        ModelError: the model is not valid ONNX; nothing is written.
+        CheckpointError: the file cannot be written; an earlier one is unchanged.
     """
     if fits_one_file(model):
         proto = model_proto(model)

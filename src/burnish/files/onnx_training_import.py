@@ -1,7 +1,7 @@
-"""A program from a ``training_info`` that another tool wrote, as far as what the file says makes one.
+"""Read a program from a ``training_info`` that another tool wrote, if the file contains enough.
 
-The standard describes one graph that does a whole step. A program also needs its halves: the gradients, and the update that they
-alone decide. They are found by cutting the graph at its ``Gradient`` of the loss.
+The standard describes one graph for a whole step. A program also needs its two halves: the gradients, and the update that depends
+only on them. They are found by cutting the graph at its ``Gradient`` of the loss.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ TARGET = "onnxruntime"
 
 
 def load_foreign_training(name: str, proto: onnx.ModelProto) -> Program:
-    """Return a program, with the state that the file holds; see ``Program.load``.
+    """Return a program, with the state of the file; see ``Program.load``.
 
     Args:
-        name: what the model is called in messages.
-        proto: a checked model, with all tensors in it.
+        name: name of the model in messages.
+        proto: a checked model that contains all tensors.
 
     Raises:
-        CheckpointError: what a program needs and the file does not say.
+        CheckpointError: the file lacks something that a program needs.
         ModelError, GradientError, UnsupportedOperatorError: a graph of the file cannot be read, differentiated or lowered.
     """
     return _Foreign(name, proto).program()
@@ -100,13 +100,13 @@ class _Foreign:
         return program
 
     def _with_counters(self, signature: Signature, saved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The file's state, and what only programs have: a key and a number of steps."""
+        """Return the file's state with a random key and a step counter, which only programs have."""
         own = {"rng/key": initial_key(0), "step": np.asarray(0, np.int64)}
         return {entry.name: saved[entry.name] if entry.name in saved else own[entry.name] for entry in signature.state}
 
     @cached_property
     def model(self) -> ir.Model:
-        """The graph of a step, canonical: bound initializers and defaults of hyperparameters are inputs of their own names."""
+        """The graph of a step, canonical: bound initializers and defaults of hyperparameters become inputs of the same names."""
         whole = onnx.ModelProto()
         whole.CopyFrom(self.proto)
         for part in ("input", "initializer", "output", "node", "value_info"):
@@ -134,7 +134,7 @@ class _Foreign:
 
     @cached_property
     def rates(self) -> dict[str, float | None]:
-        """The scalars that the algorithm takes as inputs, with their defaults."""
+        """The scalar inputs of the algorithm, with their defaults."""
         rates: dict[str, float | None] = {}
         for value in self.info.algorithm.input:
             tensor_type = value.type.tensor_type
@@ -150,7 +150,7 @@ class _Foreign:
 
     @cached_property
     def gradient_nodes(self) -> list[ir.Node]:
-        """The Gradient nodes of the loss: of the value that no other Gradient is on the way to."""
+        """The Gradient nodes of the loss: the value that no other Gradient depends on."""
         nodes = [node for node in self.model.graph if is_gradient(node)]
         targets = {value for node in nodes if (value := node.inputs[-1]) is not None}
         if not targets:
@@ -175,7 +175,7 @@ class _Foreign:
 
     @cached_property
     def gradients(self) -> dict[str, ir.Value]:
-        """Initializer that trains -> the gradient of the loss."""
+        """Trainable initializer -> gradient of the loss."""
         found: dict[str, ir.Value] = {}
         for node in self.gradient_nodes:
             xs, zs = (int(attribute_value(node, name, 0)) for name in ("xs", "zs"))
@@ -191,7 +191,7 @@ class _Foreign:
 
     @cached_property
     def from_data(self) -> set[ir.Value]:
-        """The values that depend on a batch otherwise than through the gradients."""
+        """The values that depend on a batch other than through the gradients."""
         named = {*self.bindings, *self.rates}
         reached = {value for value in self.model.graph.inputs if value.name not in named}
         cut = set(self.gradient_nodes)
@@ -208,7 +208,7 @@ class _Foreign:
 
     @cached_property
     def statistics(self) -> set[str]:
-        """The bound initializers that a batch decides: running means and the like."""
+        """The bound initializers that depend directly on a batch: running means and the like."""
         found = {name for name in self.bindings if self._next(name) in self.from_data}
         mixed = next((name for name in self.gradients if name in found), None)
         if mixed is not None:
@@ -220,7 +220,7 @@ class _Foreign:
         return f"{kind}/{name}"
 
     def _draft(self, model: ir.Model, results: Iterable[ir.Value]) -> tuple[Draft, list[ir.Value]]:
-        """A draft of what computes ``results`` of the model, with only the inputs that they read, and the results in it."""
+        """Return a draft that computes ``results`` of the model, with only the inputs that they need, and the results in it."""
         names = [value.name or "" for value in results]
         draft = Draft(model.clone())
         graph, values = draft.model.graph, draft.values()
@@ -282,7 +282,7 @@ class _Foreign:
         return draft
 
     def _evaluate(self) -> Draft:
-        """The loss in inference mode. The file does not say over how many terms it is an average: a batch counts as one."""
+        """Return the loss in inference mode. The file does not say how many terms it averages: a batch counts as one."""
         draft, _ = self._draft(self.model, [self.loss])
         self._name_inputs(draft)
         graph = draft.model.graph
@@ -297,7 +297,7 @@ class _Foreign:
         return draft
 
     def _update(self, grad: ir.Model) -> GraphOptimizer:
-        """The part of the step behind the gradients."""
+        """Return the part of the step after the gradients."""
         slots = [name for name in self.bindings if name not in self.gradients and name not in self.statistics]
         updated = [*self.gradients, *slots]
         model = self.model.clone()
@@ -339,7 +339,7 @@ class _Foreign:
 
     @cached_property
     def start(self) -> dict[str, np.ndarray]:
-        """The initializers that training starts from: those of the file, then what the initialization graph makes of them."""
+        """The initial values of initializers: those of the file, updated by the initialization graph."""
         arrays = {name: _array(tensor) for name, tensor in self.held.items()}
         bound = {binding.key: binding.value for binding in self.info.initialization_binding}
         if not bound:
@@ -384,13 +384,13 @@ def _no_step() -> ir.Value:
 
 @dataclass(frozen=True)
 class GraphOptimizer:
-    """An optimizer whose update is a graph, put as it is into the graphs of a program.
+    """An optimizer whose update is a graph, which is copied into the graphs of a program.
 
     Attributes:
-        graph: of standard operators; its inputs are some of ``param/*``, ``grad:*``, ``opt/*`` and the names of the
-            hyperparameters, its outputs ``next:param/*`` and ``next:opt/*`` for every parameter and slot.
+        graph: a graph of standard operators. Its inputs are some of ``param/*``, ``grad:*``, ``opt/*`` and the names of the
+            hyperparameters; its outputs are ``next:param/*`` and ``next:opt/*`` for every parameter and slot.
         initial: state by slot and initializer -> first value.
-        rates: hyperparameter -> default, None for one that has to be tensors with every step.
+        rates: hyperparameter -> default, None for one that every step must give.
     """
 
     name = "training_info"
@@ -432,5 +432,5 @@ class GraphOptimizer:
         return following, {name: builder.tensor(results[f"next:opt/{name}"]) for name in inputs.state}
 
     def options(self) -> dict[str, Any]:
-        """The name alone: the formulas are in the graphs of the program."""
+        """Return only the name: the formulas are in the graphs of the program."""
         return {"name": self.name}

@@ -1,8 +1,8 @@
-"""The file of a journal: the rows of tables that changed from one checkpoint to the next, one record after the other.
+"""The file of a journal: the table rows that changed from one checkpoint to the next, as a sequence of records.
 
-A record is only ever appended. It begins with ``MAGIC``, a checksum, and the sizes of what follows: a header in JSON with the
-entries and how many rows each has, then the indices and the rows themselves, little-endian. The checksum (CRC-32) goes on from
-that of the record before, and that of the first from the name of the base: no record stands for another.
+Records are only appended. A record starts with ``MAGIC``, a checksum, and the sizes of its parts: a JSON header with the entries
+and their numbers of rows, then the indices and the rows, little-endian. The checksum (CRC-32) continues from that of the previous
+record, and the first one from the name of the base, so that records cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAGIC = b"BNRJ"
 _PREFIX = struct.Struct("<4sIQQ")
 _NAME = re.compile(r"base-[0-9a-f]{8}\.safetensors")
 ROWS_AT_ONCE = 1 << 16
-"""Rows that are taken from a table before they are written."""
+"""The number of rows that are read from a table at a time."""
 
 Changes = Mapping[tuple[str, ...], np.ndarray]
-"""State entries -> the rows of them that changed: int64, ascending, each once."""
+"""State entries -> their changed rows: int64, ascending, unique."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class JournalEnd:
     """A place between two records of a journal.
 
     Attributes:
-        size: bytes before it.
-        checksum: of the record before it.
+        size: number of bytes before it.
+        checksum: checksum of the record before it.
     """
 
     size: int
@@ -53,12 +53,12 @@ class JournalEnd:
 
 @dataclass(frozen=True)
 class JournalPlace:
-    """What a checkpoint refers to, beside what its own file holds: a base, and the records of its journal up to an end.
+    """The part of a checkpoint outside its own file: a base, and the records of its journal up to an end.
 
     Attributes:
-        base: the name of the base's file, a whole checkpoint, in the folder of the journal.
-        base_digest: of that file.
-        end: where the records of this checkpoint end.
+        base: file name of the base, a whole checkpoint in the folder of the journal.
+        base_digest: digest of that file.
+        end: end of the records of this checkpoint.
     """
 
     base: str
@@ -67,11 +67,11 @@ class JournalPlace:
 
     @property
     def rows(self) -> str:
-        """The name of the file with the records, beside the base."""
+        """The name of the file with the records, next to the base."""
         return rows_file(self.base)
 
     def as_json(self) -> str:
-        """The place as the header of a checkpoint has it."""
+        """The place as JSON, for the header of a checkpoint."""
         end = {"size": self.end.size, "checksum": f"{self.end.checksum:08x}"}
         return json.dumps({"base": self.base, "digest": self.base_digest, "end": end})
 
@@ -80,7 +80,7 @@ class JournalPlace:
         """Read a place.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none, or names a file outside of the journal's folder.
+            ValueError, KeyError, TypeError: the text is not a place, or names a file outside the journal's folder.
         """
         described = read_json(text)
         if not _NAME.fullmatch(described["base"]):
@@ -90,7 +90,7 @@ class JournalPlace:
 
 
 def rows_file(base: str) -> str:
-    """Return the name of the file with the records that belong to a base."""
+    """Return the name of the records file of a base."""
     return base.replace("base-", "rows-").replace(".safetensors", ".journal")
 
 
@@ -106,20 +106,20 @@ def append_changes(
     rows_of: Callable[[str, np.ndarray], np.ndarray],
     check: Callable[[str, np.ndarray], None],
 ) -> JournalEnd:
-    """Append a record and wait until it is on the disk. What stands after ``end``, of a process that was killed, is cut off.
+    """Append a record and wait until it is on the disk. Anything after ``end``, from a killed process, is cut off.
 
     Args:
-        path: the file; made where ``end`` is its start.
-        end: where the last record of the checkpoint before ends.
-        changes: what to write.
-        rows_of: returns rows of a state entry, by its name.
-        check: called with each name and parts of its rows before they are written; what it raises ends it all.
+        path: the file; created if ``end`` is its start.
+        end: end of the previous checkpoint's last record.
+        changes: the rows to write.
+        rows_of: a function that returns rows of a state entry, by its name.
+        check: a function that is called with each name and parts of its rows before they are written; it may raise to stop.
 
     Returns:
-        Where the record ends.
+        The end of the record.
 
     Raises:
-        CheckpointError: the file cannot be written, or is shorter than ``end`` says; what stands before ``end`` is untouched.
+        CheckpointError: the file cannot be written, or is shorter than ``end``; the part before ``end`` is unchanged.
     """
     groups = [{"entries": list(entries), "rows": int(rows.size)} for entries, rows in changes.items()]
     header = json.dumps({"groups": groups}, ensure_ascii=False).encode()
@@ -152,7 +152,6 @@ def append_changes(
 def _contents(
     changes: Changes, rows_of: Callable[[str, np.ndarray], np.ndarray], check: Callable[[str, np.ndarray], None]
 ) -> Iterator[memoryview]:
-    """The indices and rows of a record, in parts."""
     for entries, rows in changes.items():
         yield from map(encoded, blocks(rows))
         for name in entries:
@@ -164,7 +163,7 @@ def _contents(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a record has rows of an entry: their number, and offsets of the indices and of the rows."""
+    """The place of an entry's rows in a record: their number, and offsets of the indices and of the rows."""
 
     count: int
     indices: int
@@ -172,16 +171,16 @@ class _Place:
 
 
 class RowJournal:
-    """The records of a journal, which were read once, and whose rows are read again when they are asked for.
+    """The records of a journal. They are read once to be checked, and their rows are read again when needed.
 
     Args:
         path: the file.
-        base: the name of the base that it goes with.
-        end: where to stop.
+        base: name of the base that it belongs to.
+        end: end of the records to read.
         kinds: dtype and shape of each entry of the base.
 
     Raises:
-        CheckpointError: it is not there, shorter than it should be, or its records are not those that were written.
+        CheckpointError: the file is missing or too short, or its records were changed.
     """
 
     def __init__(self, path: Path, base: str, end: JournalEnd, kinds: Callable[[str], Kind]):
@@ -224,7 +223,7 @@ class RowJournal:
             raise ValueError("its records are not those that were written")
 
     def _note(self, header: dict[str, Any], offset: int) -> int:
-        """Note where the rows of a record lie; returns where they end."""
+        """Record the offsets of a record's rows; return their end."""
         for group in header["groups"]:
             count, indices = int(group["rows"]), offset
             offset += 8 * count
@@ -235,15 +234,15 @@ class RowJournal:
         return offset
 
     def apply(self, name: str, table: np.ndarray, among: np.ndarray | None = None) -> None:
-        """Write the changed rows of an entry over those of its base.
+        """Overwrite the rows of a base's entry with the changed ones.
 
         Args:
-            name: of the entry.
-            table: what they are written to.
+            name: name of the entry.
+            table: the array to change.
             among: the rows to write, ascending; None for all that changed.
 
         Raises:
-            CheckpointError: they cannot be read, or name rows that the table does not have.
+            CheckpointError: the rows cannot be read, or the table does not have them.
         """
         for place in self._places.get(name, ()):
             rows = self._array(place.indices, (place.count,), np.dtype(np.int64))
@@ -291,11 +290,11 @@ def _parts(file: BufferedReader, size: int) -> Iterator[bytes]:
 
 
 class JournalledState(LazyArrays):
-    """The state of a checkpoint with a journal: what its own file holds, and tables made of the base and the changed rows.
+    """The state of a checkpoint with a journal: its own file, and tables made from the base and the changed rows.
 
     Args:
         head: the checkpoint's own file.
-        base: the whole checkpoint that it began with.
+        base: the whole checkpoint that the journal starts from.
         journal: the rows that changed since.
     """
 
@@ -323,7 +322,7 @@ class JournalledState(LazyArrays):
             self._journal.apply(name, target)
 
     def read_rows_into(self, name: str, rows: np.ndarray, table: np.ndarray) -> None:
-        """Write rows of an array, int64, ascending and each once, into a table of the same dtype and shape."""
+        """Write rows of an array (int64, ascending, unique) into a table of the same dtype and shape."""
         for begin in range(0, rows.size, ROWS_AT_ONCE):
             part = rows[begin : begin + ROWS_AT_ONCE]
             table[part] = self._base.rows(name, part)

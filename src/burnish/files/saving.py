@@ -1,4 +1,4 @@
-"""A program saved and loaded again: as a folder, or as one ONNX file where the path ends in ``.onnx``."""
+"""Save and load programs: as a folder, or as one ONNX file if the path ends in ``.onnx``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that a state is kept in: a safetensors file with a text header, written and read one array at a time.
+"""The file of a state: a safetensors file with a text header, written and read one array at a time.
 
 The format (https://github.com/huggingface/safetensors): eight bytes with the size of the header, the header in JSON, then the
 arrays, little-endian and without gaps. Nothing is unpickled.
@@ -50,9 +50,9 @@ DTYPES: Mapping[str, np.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 ALIGNMENT = 8
-"""Bytes that the header is a multiple of, as safetensors writes it."""
+"""The header's size is a multiple of this number of bytes, as safetensors writes it."""
 FOR_OTHERS = {"format": "pt", "burnish.version": str(FORMAT_VERSION)}
-"""The text header of files that other libraries read. Its version says that a digest belongs there, should that be spoiled."""
+"""The text header of files for other libraries. Its version shows that a digest is expected, even if the digest is damaged."""
 
 
 def write_state_file(
@@ -62,16 +62,16 @@ def write_state_file(
     *,
     check: Callable[[str, np.ndarray], None] | None = None,
 ) -> None:
-    """Write arrays and a text header with a digest into one safetensors file, one array at a time, whole or not at all.
+    """Write arrays and a text header with a digest into one safetensors file, atomically and one array at a time.
 
     Args:
         path: the file.
-        state: arrays by name; those that are made on request are asked for once.
-        metadata: the rest of the text header.
-        check: called with each name and, in turn, flat parts of its array, before they are written; what it raises ends it all.
+        state: arrays by name; lazy arrays are read once.
+        metadata: other entries of the text header.
+        check: a function that is called with each name and flat parts of its array before they are written; it may raise to stop.
 
     Raises:
-        CheckpointError: the file cannot be written; an earlier one is as it was.
+        CheckpointError: the file cannot be written; an earlier one is unchanged.
     """
     kinds = {name: kind_of(state, name) for name in state}
     offsets = _offsets(kinds)
@@ -93,7 +93,7 @@ def write_state_file(
 
 
 def encoded(block: np.ndarray) -> memoryview:
-    """The bytes of a flat array, little-endian."""
+    """Return the bytes of a flat array, little-endian."""
     return _little_endian(block).view(np.uint8).data
 
 
@@ -107,7 +107,7 @@ def _size(kind: Kind) -> int:
 
 
 def _offsets(kinds: Mapping[str, Kind]) -> dict[str, int]:
-    """Where each array begins after the header, in their order: those of large elements first, so that all are aligned."""
+    """Return the offset of each array after the header; arrays of large elements come first, so that all are aligned."""
     offsets, end = {}, 0
     for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
         offsets[name] = end
@@ -128,17 +128,17 @@ def _header(kinds: Mapping[str, Kind], offsets: Mapping[str, int], metadata: Map
 
 
 class StateFile(LazyArrays):
-    """A safetensors file that is open, and each of its arrays read when it is asked for.
+    """An open safetensors file; each array is read when needed.
 
     Args:
         path: the file.
-        kind: what it should be, for messages: ``checkpoint``.
+        kind: expected kind of file, for messages: ``checkpoint``.
 
     Attributes:
         metadata: the text header.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or not a safetensors file; also from reading an array.
+        CheckpointError: the file is missing, truncated, or not a safetensors file; also on reading an array.
     """
 
     def __init__(self, path: Path, kind: str):
@@ -146,7 +146,7 @@ class StateFile(LazyArrays):
             raise CheckpointError(f"There is no {kind} '{path}': check the path, or start without it")
         self._path, self._called = path, kind
         try:
-            with safe_open(path, framework="np") as checked:  # sizes and offsets agree with each other, and with the file's size
+            with safe_open(path, framework="np") as checked:  # checks that sizes and offsets fit each other and the file's size
                 self.metadata = dict(checked.metadata() or {})
             self._file = path.open("rb")
             (size,) = struct.unpack("<Q", self._file.read(8))
@@ -174,7 +174,7 @@ class StateFile(LazyArrays):
         write_blocks(target, self._parts(name), is_zero)
 
     def _parts(self, name: str) -> Iterator[np.ndarray]:
-        """An array in flat parts, of which there is one at a time."""
+        """Yield an array in flat parts; each one overwrites the previous."""
         dtype, _ = self._kinds[name]
         offset, left = self._offsets[name], _size(self._kinds[name])
         buffer = np.empty(max(1, BLOCK // dtype.itemsize), dtype)
@@ -185,7 +185,7 @@ class StateFile(LazyArrays):
             offset, left = offset + part.nbytes, left - part.nbytes
 
     def rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return rows of an array, each read where it lies."""
+        """Return rows of an array without reading the others."""
         dtype, shape = self._kinds[name]
         array = np.empty((rows.size, *shape[1:]), dtype)
         size = dtype.itemsize * math.prod(shape[1:])
@@ -195,7 +195,7 @@ class StateFile(LazyArrays):
         return _little_endian(array)
 
     def _read_into(self, content: memoryview, offset: int) -> None:
-        """Fill a buffer with what is in the file from a place behind the header on."""
+        """Fill a buffer from the file, starting at an offset after the header."""
         try:
             self._file.seek(self._begin + offset)
             if self._file.readinto(content) != len(content):
@@ -213,11 +213,11 @@ class StateFile(LazyArrays):
         return self._kinds[name]
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return where in the file the bytes of an array begin, and how many there are."""
+        """Return the offset of an array's bytes in the file, and their number."""
         return self._begin + self._offsets[name], _size(self._kinds[name])
 
     def check_digest(self) -> None:
-        """Read the whole file and raise CheckpointError if it is not as it was written; other libraries' files have no digest."""
+        """Read the whole file and raise CheckpointError if it was changed; other libraries' files have no digest."""
         digest = self.metadata.get(DIGEST)
         if digest is None and not any("burnish" in text for entry in self.metadata.items() for text in entry):
             return
@@ -230,7 +230,7 @@ class StateFile(LazyArrays):
             raise self._damaged("it has changed since it was written")
 
     def _blocks(self) -> Iterator[memoryview]:
-        """What is left of the file, in parts, of which there is one at a time."""
+        """Yield the remainder of the file in parts; each one overwrites the previous."""
         buffer = memoryview(bytearray(BLOCK))
         transfer = Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values())))
         while count := self._file.readinto(buffer):
@@ -249,8 +249,8 @@ def read_state_file(path: Path, kind: str, is_checked: bool = False) -> tuple[Ar
 
     Args:
         path: the file.
-        kind: what it should be, for the message: ``checkpoint``.
-        is_checked: whether the file's bytes were found to be those that were written; its digest is then not looked at.
+        kind: expected kind of file, for the message: ``checkpoint``.
+        is_checked: True if the digest of the file was verified already and need not be checked again.
 
     Raises:
         CheckpointError: the file is missing, truncated, not a safetensors file, or has changed since it was written.

@@ -49,10 +49,10 @@ FUNCTION_DOMAIN = "burnish.program"
 FUNCTIONS = ("grad", "apply", "evaluate")
 PREFIX = "training/"
 INITIALIZER_NODE = "initializer:"
-"""A function has no initializers: nodes of this name hold them."""
+"""Nodes with this prefix hold initializers, because a function cannot have any."""
 
 LARGEST = 2**31 - 2**20
-"""Bytes of tensors that still leave room for the graphs; a protobuf ends at 2 GiB."""
+"""Maximal bytes of tensors, which leaves room for the graphs; a protobuf is limited to 2 GiB."""
 
 
 def to_training_model(
@@ -108,15 +108,15 @@ def to_training_model(
 
 
 def _packed(graph: ir.Model) -> str:
-    """A graph with operators outside the standard, which plain runtimes need not understand, as text."""
+    """Return a graph with nonstandard operators, which other runtimes need not understand, as text."""
     return base64.b64encode(model_proto(graph).SerializeToString(deterministic=True)).decode()
 
 
 def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> Path:
-    """Write a model, whole or not at all; an earlier one is replaced in one step. Folders on the way are created.
+    """Write a model atomically, replacing an earlier one; missing folders are created.
 
     Raises:
-        CheckpointError: the file cannot be written, or is one that this function did not write; it is as it was.
+        CheckpointError: the file cannot be written, or is one that this function did not write; it is unchanged.
         ModelError: the model is not valid ONNX.
     """
     path = file_path(path, "program.onnx")
@@ -138,16 +138,16 @@ def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -
 def _is_training_model(path: Path) -> bool:
     try:
         properties = onnx.ModelProto.FromString(path.read_bytes()).metadata_props
-    except Exception:  # the protobuf library's errors are no class of their own, and no ONNX model is no such model either
+    except Exception:  # protobuf errors have no class of their own; a file that is not ONNX is not a training model either
         return False
     return any(entry.key == TRAINING for entry in properties)
 
 
 class _Naming:
-    """What the step's values and the program's state are called in the file.
+    """Names of the step's values and the program's state in the file.
 
     Attributes:
-        prefix: of every value that only the step computes; no name of the inference graph starts with it.
+        prefix: prefix of every value that only the step computes; no name of the inference graph starts with it.
         state: state name -> initializer.
         step: input or output of the step graph -> value of the file.
     """
@@ -174,19 +174,19 @@ class _Naming:
         return self.prefix + name if name in taken else name
 
     def rename(self, name: str) -> str:
-        """The name in the file of any value of the step graph."""
+        """Return the name in the file of any value of the step graph."""
         return self.step.get(name, self.prefix + name if name else "")
 
 
 def names_of(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name that a graph gives to a value, in its subgraphs too."""
+    """Yield every name that a graph gives to a value, also in subgraphs."""
     for body in graphs_within(graph):
         yield from (value.name for value in (*body.input, *body.initializer))
         yield from (name for node in body.node for name in node.output)
 
 
 def rename_values(graph: onnx.GraphProto, rename: Callable[[str], str], node_name: Callable[[str], str]) -> None:
-    """Rename, in place, every value and node of a graph and its subgraphs."""
+    """Rename every value and node of a graph and its subgraphs, in place."""
     for body in graphs_within(graph):
         for value in (*body.input, *body.output, *body.value_info, *body.initializer):
             value.name = rename(value.name)
@@ -197,7 +197,7 @@ def rename_values(graph: onnx.GraphProto, rename: Callable[[str], str], node_nam
 
 
 def _graph_proto(model: ir.Model, opset: int) -> onnx.GraphProto:
-    """The graph of a model, at an opset in which all graphs of the program mean the same."""
+    """Return the graph of a model at an opset in which all graphs of the program keep their meaning."""
     copy = model.clone()
     if set(copy.opset_imports) != {""} or not raise_opset(copy.graph, opset):
         raise UnsupportedOperatorError(
@@ -221,7 +221,7 @@ def _check_size(program: Program, state: Mapping[str, np.ndarray], inference: ir
 
 
 def _initialization(program: Program, graph: onnx.GraphProto, state: Mapping[str, np.ndarray]) -> onnx.GraphProto:
-    """The init graph without inputs: the seed 0, and the parameters that it reads, are constants."""
+    """Return the init graph without inputs: the seed 0 and the parameters that it reads become constants."""
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for entry in program.signature["init"].inputs:
         if entry.role is Role.SEED:
@@ -233,7 +233,7 @@ def _initialization(program: Program, graph: onnx.GraphProto, state: Mapping[str
 
 
 def _algorithm(program: Program, graph: onnx.GraphProto, state: Mapping[str, np.ndarray], naming: _Naming) -> onnx.GraphProto:
-    """The step graph as what is appended to the inference graph."""
+    """Return the step graph in the form that is appended to the inference graph."""
     rename_values(graph, naming.rename, lambda name: naming.prefix + name)
     graph.name = "step"
     signature = program.signature["step"]
@@ -300,8 +300,8 @@ def load_training_model(source: str | Path | onnx.ModelProto) -> Program:
     """Read a model with ``training_info``; see ``Program.load``.
 
     Raises:
-        ModelError: the file is missing, corrupt or no ONNX model, or its external data is missing, too short or elsewhere.
-        CheckpointError: the model says nothing about training, or not what a program needs.
+        ModelError: the file is missing, corrupt or not an ONNX model, or its external data is missing, too short or elsewhere.
+        CheckpointError: the model has no training graphs, or lacks something that a program needs.
     """
     proto, folder, name = read_proto(source)
     if folder is not None:
@@ -414,7 +414,7 @@ class _Reader:
             if outside := [tensor.location for _, tensor in external_tensors(model)]:
                 raise ValueError(f"it reads the file '{outside[0]}'")
             return model
-        except Exception as error:  # the protobuf library's errors are not those of onnx_ir
+        except Exception as error:  # the errors of the protobuf library differ from those of onnx_ir
             raise self._damaged(f"its {name} graph for engines with kernels cannot be read: {error}") from error
 
     def _take_state_out(self, graph: onnx.GraphProto) -> None:
@@ -460,7 +460,7 @@ class _Reader:
                 onnx.helper.set_model_props(model, properties)
             onnx.checker.check_model(model)
             return ir.from_proto(model)
-        except Exception as error:  # the checker's errors share no base class with those of onnx_ir
+        except Exception as error:  # the checker's errors have no common base class with those of onnx_ir
             raise self._damaged(f"its {name} graph is not valid: {str(error).strip()}") from error
 
     def _damaged(self, what: str) -> CheckpointError:

@@ -1,7 +1,6 @@
-"""The program: six pure graphs, one signature, the weights and the state that training starts from.
+"""The program: six pure graphs, a signature, weights and the initial state.
 
-How it is made of a model is in ``burnish.compiler``; how it is written to files, in ``burnish.files``; how it is run, in
-``burnish.engines``.
+``burnish.compiler`` makes programs from models, ``burnish.files`` writes them to files, and ``burnish.engines`` run them.
 """
 
 from burnish.program.program import GRAPH_NAMES, Program

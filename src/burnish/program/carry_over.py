@@ -1,4 +1,4 @@
-"""What of one program's state another program can go on with."""
+"""State that carries over from one program to another."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from burnish.program.state import Arrays, shape_fits
 
 UPDATE_COUNT = UPDATES.entry()
 NOT_THERE = "the other state has none"
-"""Why an entry starts anew that the other program does not have."""
+"""The reason why an entry is new if the other program does not have it."""
 SHOWN = 4
-"""Entries of one slot that a message names one by one."""
+"""The number of entries of one slot that a message names."""
 
 
 @dataclass(frozen=True)
 class CarriedState:
-    """A state for a program, made of another program's as far as that fits.
+    """A state for a program, taken from another program's state as far as it fits.
 
     Attributes:
         state: every entry of the program, arrays by state name.
         carried: names that were taken over.
-        fresh: names that the program has and the other state did not, or not so: they start anew; with the reason.
-        dropped: names of the other state that this program has no place for.
+        fresh: names that the other state does not have in this form, with the reason; they start from their initial values.
+        dropped: names of the other state that this program does not have.
     """
 
     state: Arrays
@@ -41,7 +41,7 @@ class CarriedState:
     dropped: tuple[str, ...]
 
     def notes(self) -> list[str]:
-        """Return what could not be carried, a sentence for each reason; ``fresh`` and ``dropped`` name every entry."""
+        """Return a sentence for each reason why entries were not carried; ``fresh`` and ``dropped`` name every entry."""
         sentences = []
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.fresh.items():
@@ -60,17 +60,16 @@ def carry_over(
     start: Mapping[str, np.ndarray],
     source: Mapping[str, np.ndarray],
 ) -> CarriedState:
-    """Take over from ``source`` every entry that a program has too, of the same shape and dtype.
+    """Take over from ``source`` every entry of the same name, shape and dtype.
 
-    Slots of the optimizer that start anew do so from the parameters that were taken over, as the init graph makes them. The step
-    counter starts anew where all of the method's slots do: with moments that start anew, the corrections of a late step would
-    be wrong for them. It counts updates: where only one of the two programs accumulates gradients, the number of updates that
-    were done goes on.
+    Optimizer slots that are new start as the init graph makes them from the carried parameters. The step counter restarts if all
+    slots of the method do, because the bias corrections of a late step would be wrong for new moments. It counts updates: if only
+    one of the two programs accumulates gradients, the number of completed updates continues.
 
     Args:
-        init, signature, options: of the program.
-        start: a whole state of it, where entries that cannot be taken over start.
-        source: the state of another program, arrays by state name; left as it is.
+        init, signature, options: the init graph, signature and options of the program.
+        start: a complete state of the program, for entries that cannot be taken over.
+        source: the state of another program, arrays by state name; not modified.
     """
     entries = signature.state
     source = _with_updates(source, entries)
@@ -99,7 +98,7 @@ def carry_over(
 
 
 def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) -> dict[str, np.ndarray]:
-    """The state with the number of updates under the name that a program has for it."""
+    """Return the state with the number of updates under the program's name for it."""
     accumulates = any(entry.name == UPDATE_COUNT for entry in entries)
     found = dict(source)
     if accumulates and "step" in found:
@@ -110,7 +109,7 @@ def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) ->
 
 
 def _named(names: Iterable[str]) -> str:
-    """Names as a phrase; of a slot that many parameters have, the first and how many more there are."""
+    """Return names as a phrase; for a slot of many parameters, the first and the number of others."""
     by_slot: dict[str, list[str]] = {}
     for name in names:
         by_slot.setdefault(name.rpartition("/")[0] if name.startswith("opt/") and name.count("/") > 1 else name, []).append(name)

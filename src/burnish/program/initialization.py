@@ -1,4 +1,4 @@
-"""The state that training starts from: the source's weights or fresh ones, and what the init graph computes."""
+"""The initial state of training: the source's weights or new ones, and the results of the init graph."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from burnish.random import check_seed
 from burnish.transfer_progress import Transfer
 
 EMBEDDING_DEVIATION = 0.02
-"""Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""
+"""Standard deviation of re-initialized embeddings (Devlin et al. 2018, BERT)."""
 
 DRAWN_AT_ONCE = 1 << 20
-"""Numbers of an embedding that are drawn before they are written."""
+"""The number of random numbers of an embedding that are in memory at a time."""
 
 SHAPES = frozenset({"Flatten", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
-"""What gives a weight, or each part of it, the shape that it is applied in."""
+"""Operators that give a weight, or its parts, the shape in which it is used."""
 
 Scheme = Callable[[np.random.Generator, tuple[int, ...], int, int], np.ndarray]
 
@@ -64,13 +64,13 @@ SCHEMES: dict[str, Scheme] = {
 
 
 class InitialState(LazyArrays):
-    """The state that training starts from, each entry of which is made when it is asked for, in the order of the signature.
+    """The initial state, in the order of the signature; each entry is made when it is read.
 
     Args:
-        entries: of the state.
+        entries: state entries.
         weights: arrays by state name.
-        computed: what the init graph made.
-        redrawn: what takes the place of weights.
+        computed: results of the init graph.
+        redrawn: re-initialized weights.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class InitialState(LazyArrays):
         self._transfer = Transfer("reading the weights", sum(_size(kind_of(weights, name)) for name in weights))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array that no one else has; an entry may be asked for once."""
+        """Return an array that the caller owns; read each entry only once."""
         dtype = self._entries[name].numpy_dtype
         constant = self.constant(name)
         if constant is not None:
-            # Zeros are memory that the system gives when it is written to, if ever: an engine only reads the optimizer's once.
+            # The system allocates zeros when they are first written: an engine only reads the optimizer's once.
             shape = self._computed[name].shape
             return np.full(shape, constant) if np.frombuffer(constant.tobytes(), np.uint8).any() else np.zeros(shape, dtype)
         if name in self._computed:
-            # What the graph has made for one entry alone is not copied: an optimizer's slots are as large as the model.
+            # A result that only one entry uses is not copied: an optimizer's slots are as large as the model.
             return np.array(self._computed[name], dtype=dtype, copy=None if name in self._own else True)
         if name in self._redrawn:
             return self._redrawn[name].array(self._weights)
@@ -147,10 +147,10 @@ def initial_state(
     """Return the initial state of a program; see ``Program.initial_state``.
 
     Args:
-        graphs: of the program, by name; only those that are needed are read.
-        signature, weights: of the program.
-        held_rows: initializer -> rows that are not drawn anew.
-        seed, reinitialize: as ``Program.initial_state`` takes them.
+        graphs: graphs of the program, by name; only the necessary ones are read.
+        signature, weights: signature and weights of the program.
+        held_rows: initializer -> rows that are not re-initialized.
+        seed, reinitialize: as for ``Program.initial_state``.
     """
     check_seed(seed)
     redrawn: dict[str, _Redrawn] = {}
@@ -168,7 +168,7 @@ def _size(kind: Kind) -> int:
 
 
 class _WithRedrawn(LazyArrays):
-    """Weights, some of them drawn anew."""
+    """Weights, some of them re-initialized."""
 
     def __init__(self, weights: Mapping[str, np.ndarray], redrawn: Mapping[str, _Redrawn]):
         self._weights, self._redrawn = weights, redrawn
@@ -187,7 +187,7 @@ class _WithRedrawn(LazyArrays):
 
 
 class ConstantOfShape(OpRun):
-    """The standard's operator, whose result is one number in memory, whatever its shape.
+    """The standard's operator, with a result that takes the memory of one number, whatever its shape.
 
     An optimizer's slots are as large as the model.
     """
@@ -198,7 +198,7 @@ class ConstantOfShape(OpRun):
 
 
 def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine.
+    """Run the init graph on the evaluator of the onnx package: integers and fills, with the same results on every machine.
 
     Raises:
         CheckpointError: the evaluator cannot run it, or its arrays do not have the shapes of the state. Burnish writes no such
@@ -218,14 +218,14 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
     try:
         with np.errstate(all="ignore"):
             results = ReferenceEvaluator(model_proto(init), new_ops=[ConstantOfShape]).run(names, inputs)
-    except (BurnishError, MemoryError):  # a weight that cannot be read any more, or has no room
+    except (BurnishError, MemoryError):  # a weight is no longer readable, or does not fit into memory
         raise
-    except Exception as error:  # the evaluator's errors share no base class of their own
+    except Exception as error:  # the evaluator's errors have no common base class
         raise CheckpointError(
             f"The init graph of the program, which makes the optimizer's first state, cannot be run: {error}. It is damaged, or "
             "another tool wrote it: compile the model again, or use another copy of the saved program"
         ) from error
-    # A fill of any shape takes no memory until it is written out.
+    # A fill takes no memory until it is written out.
     for entry, result in zip(signature.outputs, results, strict=True):
         if not shape_fits(np.shape(result), entry.extents):
             raise CheckpointError(
@@ -238,7 +238,7 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a parameter enters an operator, and the shape that it has there; None where that is not known."""
+    """An operator that uses a parameter, the operand's position, and its shape there; None if unknown."""
 
     node: ir.Node
     operand: int
@@ -247,14 +247,14 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Redrawn:
-    """A weight that is drawn anew, always in the same numbers.
+    """A weight that is re-initialized, with the same numbers each time.
 
     Attributes:
-        name: of the state entry.
+        name: name of the state entry.
         kind: its dtype and shape.
-        draw: gives, from a generator, the array in consecutive parts along its first axis, or as one.
-        seed: of the generator.
-        held_rows: rows that stay as the source has them.
+        draw: a function from a generator to the array, in consecutive parts along its first axis or as a whole.
+        seed: seed of the generator.
+        held_rows: rows that keep the values of the source.
     """
 
     name: str
@@ -313,7 +313,7 @@ def _reinitialized(
 
 
 def _uses(value: ir.Value, seen: tuple[int, ...] | None) -> list[_Use]:
-    """Return the operators that compute with a value, looking through those that only pass it on or arrange it."""
+    """Return the operators that compute with a value, looking through those that only pass it on or reshape it."""
     uses = []
     for node, operand in value.uses():
         if node.op_type in ("Identity", "Cast"):
@@ -331,14 +331,14 @@ def _uses(value: ir.Value, seen: tuple[int, ...] | None) -> list[_Use]:
 
 
 def _is_vector(shape: tuple[int, ...] | None) -> bool:
-    """Whether a tensor holds one number per channel, in whatever axis."""
+    """True if a tensor holds one number per channel, along any axis."""
     return shape is not None and sum(extent != 1 for extent in shape) <= 1
 
 
 def _drawing(
     name: str, shape: tuple[int, ...], uses: Sequence[_Use], scheme: Scheme, scheme_name: str
 ) -> Callable[[np.random.Generator], Iterator[np.ndarray]]:
-    """How a weight is drawn, from what its uses say that it is."""
+    """Return the function that draws a weight, chosen by its uses."""
     for use in uses:
         fans = _fans(use)
         if fans is not None:
@@ -367,7 +367,7 @@ def _constant_parts(shape: tuple[int, ...], constant: float, generator: np.rando
 
 
 def _embedding_parts(shape: tuple[int, ...], generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """The rows of a table, some at a time: the numbers are those of one draw."""
+    """Yield the rows of a table in parts; the numbers are the same as in a single draw."""
     row = math.prod(shape[1:])
     step = max(1, DRAWN_AT_ONCE // max(1, row))
     for begin in range(0, shape[0] if shape else 1, step):
@@ -376,7 +376,7 @@ def _embedding_parts(shape: tuple[int, ...], generator: np.random.Generator) -> 
 
 
 def _fans(use: _Use) -> tuple[int, int] | None:
-    """Return how many inputs reach one output of a weight, and how many outputs one input reaches; None if it is no weight."""
+    """Return fan in and fan out of a weight; None if it is not a weight."""
     node, operand = use.node, use.operand
     seen = use.seen
     if seen is None or len(seen) < 2:
@@ -401,7 +401,7 @@ def _fans(use: _Use) -> tuple[int, int] | None:
 
 
 def _constant(shape: tuple[int, ...], use: _Use) -> float | None:
-    """Return the value that a bias, scale, mean, variance or slope starts from; None for anything else."""
+    """Return the initial value of a bias, scale, mean, variance or slope; None for anything else."""
     operator, operand = use.node.op_type, use.operand
     biases = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
     if biases.get(operator) == operand:

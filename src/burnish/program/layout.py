@@ -1,4 +1,4 @@
-"""From a data set to a model and back: a data set has its samples along axis 0, and a model along an axis of its own."""
+"""Convert batches between data sets, which have samples along axis 0, and models, which may have them along another axis."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from burnish.program.signature import Entry, GraphSignature
 
 Axes = Mapping[str, int]
-"""The axis of samples by the name of an input or output; one without an entry has them along axis 0, or has none."""
+"""Sample axis by the name of an input or output; one without an entry has samples along axis 0, or has none."""
 
 
 def samples_first(entry: Entry) -> Entry:
-    """Return an entry as a data set has it: with its samples along axis 0. One without samples stays as it is."""
+    """Return an entry as in a data set, with its samples along axis 0. An entry without samples does not change."""
     axis, shape = entry.sample_axis, entry.shape
     if not axis or shape is None:
         return entry
@@ -25,13 +25,13 @@ def samples_first(entry: Entry) -> Entry:
 
 
 def sample_extent(entry: Entry) -> int | str | None:
-    """Return the extent of the axis of samples of an entry that has samples."""
+    """Return the extent of the sample axis of an entry that has samples."""
     assert entry.sample_axis is not None
     return entry.extents[entry.sample_axis]
 
 
 def first_samples(array: np.ndarray, entry: Entry, count: int) -> np.ndarray:
-    """Return the first samples of an array in the layout of the model; one without samples whole."""
+    """Return the first samples of an array in the model's layout; the whole array if it has no samples."""
     axis = entry.sample_axis
     if axis is None or array.ndim <= axis:
         return array
@@ -39,34 +39,34 @@ def first_samples(array: np.ndarray, entry: Entry, count: int) -> np.ndarray:
 
 
 def moved_axes(entries: Iterable[Entry]) -> Axes:
-    """Return the axes of the entries that a data set has in another layout than the model."""
+    """Return the sample axes of the entries for which data set and model have different layouts."""
     return {entry.name: entry.sample_axis for entry in entries if entry.sample_axis}
 
 
 def to_model(batch: Mapping[str, np.ndarray], axes: Axes) -> dict[str, np.ndarray]:
-    """Return a batch of a data set in the layout of the model; arrays that are moved are copied, others are not."""
+    """Return a batch of a data set in the model's layout; only arrays whose axes move are copied."""
     return {name: _moved(array, 0, axes.get(name, 0)) for name, array in batch.items()}
 
 
 def to_data_set(batch: Mapping[str, np.ndarray], axes: Axes) -> dict[str, np.ndarray]:
-    """Return arrays in the layout of the model with their samples along axis 0; those that are moved are copied."""
+    """Return arrays in the model's layout with their samples along axis 0; only arrays whose axes move are copied."""
     return {name: _moved(array, axes.get(name, 0), 0) for name, array in batch.items()}
 
 
 def _moved(array: np.ndarray, source: int, destination: int) -> np.ndarray:
     axis = source or destination
     if not axis or array.ndim <= axis:
-        return array  # of too few axes, which the check of the batch names
+        return array  # too few axes: the check of the batch reports it
     return np.ascontiguousarray(np.moveaxis(array, source, destination))
 
 
 def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> np.ndarray:
-    """Zeros, or the valid value next to it, for as many samples as layers take.
+    """Return an array of zeros (or the nearest valid value) with as many samples as the layers require.
 
     Args:
-        entry: of the batch.
-        shape: whose extents are taken, but that of the samples.
-        signature: of the graph that is run.
+        entry: entry of the batch.
+        shape: extents of the array, except along the sample axis.
+        signature: signature of the graph that is run.
     """
     axis = entry.sample_axis
     rules = [rule for rule in signature.extents if axis is not None and rule.dimension == entry.extents[axis]]

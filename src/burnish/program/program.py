@@ -1,4 +1,4 @@
-"""The program itself: six graphs, their signature and the initial state."""
+"""The program: six graphs, their signature and the initial state."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Program:
     """A training program: pure graphs over explicit state, in standard ONNX operators.
 
     Attributes:
-        graphs: the six graphs by name, and ``features`` where there is one, each lowered when it is first read.
+        graphs: the six graphs by name, and ``features`` if there is one, each lowered when it is first read.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``); see ``release_weights``.
-        source: the model that it was made of, as it came, which takes its weights from the state; None for a program that was
-            made of none, or read from one ONNX file.
-        saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
+        source: the original model that the program was made from, without the weights that are in the state; None for a program
+            that was not made from a model, or was read from one ONNX file.
+        saved_state: the state in a program that was read from one ONNX file, to continue training from: ``Session(program,
             state=program.saved_state)``; else None.
     """
 
@@ -49,7 +49,7 @@ class Program:
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        """The graphs by their numbers of nodes; none is lowered for it."""
+        """Show the number of nodes of each graph; nothing is lowered."""
         return f"Program({self.graphs!r})"
 
     def _repr_html_(self) -> str:
@@ -71,12 +71,14 @@ class Program:
 
     @property
     def init(self) -> ir.Model:
-        """(seed, param/*) -> opt/*, rng/key, step: the state that training starts from, beside the model's own."""
+        """(seed, param/*) -> opt/*, rng/key, step: the part of the initial state that the model does not have."""
         return self.graphs["init"]
 
     @property
     def step(self) -> ir.Model:
-        """One training step: ``grad`` and then ``apply``, in one graph; returns the learning rate too where it computes it."""
+        """One training step: ``grad`` and then ``apply``, in one graph; also returns the learning rate if the graph
+        computes it.
+        """
         return self.graphs["step"]
 
     @property
@@ -93,7 +95,7 @@ class Program:
     def evaluate(self) -> ir.Model:
         """(data, label, param/*, stat/*) -> loss and metrics, and for each ``sum:<name>`` and ``count:<name>``.
 
-        From these a data set's figures are added up exactly.
+        The figures of a data set are computed exactly from these totals.
         """
         return self.graphs["evaluate"]
 
@@ -104,7 +106,7 @@ class Program:
 
     @property
     def features(self) -> ir.Model | None:
-        """(data) -> what the frozen part of the model computes, which ``step``, ``grad`` and ``evaluate`` then take for data.
+        """(data) -> the features of the frozen part of the model, which ``step``, ``grad`` and ``evaluate`` then take as data.
 
         None for a program that was compiled without ``cached_features``.
         """
@@ -117,14 +119,14 @@ class Program:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics."""
+        """The options that the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics."""
         return self.graphs.options
 
     @property
     def semantic(self) -> Mapping[str, ir.Model]:
-        """``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again.
+        """``grad``, ``evaluate`` and ``predict`` before lowering and without recomputation.
 
-        They are for engines with kernels of their own; empty where there are none.
+        They are for engines with their own kernels; empty if they were not kept.
         """
         return self.graphs.semantic
 
@@ -135,30 +137,29 @@ class Program:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        """The optimizer with the wrappers of mixed precision and held rows; None if it is unknown."""
         return self.graphs.optimizer
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The ``metadata_props`` of the source model, which an exported model keeps; nothing is lowered for it."""
+        """The ``metadata_props`` of the source model, which an exported model keeps; nothing is lowered."""
         return dict(self.graphs.unlowered("predict").metadata_props)
 
     def planned_peak(self, batch: int = 1, graph: str = "step", extents: Mapping[str, int] | None = None) -> PlannedPeak:
-        """Return how many bytes a graph is planned to need when its nodes run in their order; nothing is run.
+        """Return the planned memory of a graph in bytes, if its nodes run in order; nothing is run.
 
-        In a step the next values of a large state are written over the present ones, as on ONNX Runtime; of a small one both
-        count.
+        In a step, the next values of a large state overwrite the present ones, as on ONNX Runtime; a small state counts twice.
 
         Args:
-            batch: what the dimension of the samples stands for where it is symbolic.
+            batch: number of samples, if that dimension is symbolic.
             graph: ``step``, or another of the graphs.
-            extents: what other symbolic dimensions stand for, by name; 1 where one is not given.
+            extents: values of other symbolic dimensions, by name; 1 by default.
 
         Returns:
-            The peak, and what it would be if nothing were computed a second time (``compile(..., recompute=...)``).
+            The peak, and the peak without recomputation (``compile(..., recompute=...)``).
 
         Raises:
-            ConfigurationError: no such graph, or a batch that is no whole number of at least one.
+            ConfigurationError: the graph does not exist, or the batch is not a positive integer.
         """
         from burnish.analysis.memory_plan import planned_peak
         from burnish.program.signature import outputs_in_place
@@ -171,31 +172,31 @@ class Program:
         return planned_peak(self.graphs[graph], batch, extents, in_place)
 
     def initial_state(self, seed: int = 0, reinitialize: str | None = None) -> dict[str, np.ndarray]:
-        """Return the state that training starts from, by state name: the weights, and what the init graph computes.
+        """Return the initial state of training, by state name: the weights, and the results of the init graph.
 
         Args:
-            seed: of the random key, and of ``reinitialize``.
-            reinitialize: None keeps the weights of the source. A scheme trains from scratch: ``kaiming`` (He et al. 2015,
-                normal, fan in; also ``kaiming_normal``, ``kaiming_uniform``) or ``xavier`` (Glorot and Bengio 2010, uniform;
-                also ``xavier_uniform``, ``xavier_normal``). Biases become zero, scales one, running means zero and running
-                variances one; rows that the program holds stay.
+            seed: seed of the random key, and of ``reinitialize``.
+            reinitialize: None keeps the weights of the source. A scheme trains from scratch: ``kaiming`` (He et al. 2015, normal,
+                fan in; also ``kaiming_normal``, ``kaiming_uniform``) or ``xavier`` (Glorot and Bengio 2010, uniform; also
+                ``xavier_uniform``, ``xavier_normal``). Biases become zero, scales one, running means zero and running variances
+                one; rows that the program holds do not change.
 
         Raises:
-            ConfigurationError: a seed that is no integer of 64 bits, an unknown scheme, or a parameter whose use does not tell
-                how to draw it.
+            ConfigurationError: the seed is not a 64-bit integer, the scheme is unknown, or the uses of a parameter do not show
+                how to initialize it.
         """
         return dict(self.initial_entries(seed, reinitialize))
 
     def initial_entries(self, seed: int = 0, reinitialize: str | None = None) -> LazyArrays:
-        """Return ``initial_state`` as a mapping that makes each array when it is asked for, once.
+        """Return ``initial_state`` as a mapping that makes each array when it is read; read each entry only once.
 
         ``Session(program, tables=..., state=program.initial_entries(...))`` writes tables that do not fit into memory.
 
         Args:
-            seed, reinitialize: as ``initial_state`` takes them.
+            seed, reinitialize: as for ``initial_state``.
 
         Raises:
-            ConfigurationError: as ``initial_state``.
+            ConfigurationError: as for ``initial_state``.
         """
         from burnish.program.initialization import initial_state
 
@@ -203,10 +204,10 @@ class Program:
         return initial_state(self.graphs, self.signature, self.weights, held_rows, seed, reinitialize)
 
     def release_weights(self) -> None:
-        """Let the memory of ``weights`` go, where they can be read again from the ONNX file that the program was compiled from.
+        """Free the memory of ``weights`` that can be read again from the ONNX file that the program was compiled from.
 
-        A session does so when it has taken them over. What needs them again, such as ``initial_state``, reads them there: the
-        file may have been moved or replaced, and is refused where it was written to in place.
+        A session does so after it has copied them. Later uses, such as ``initial_state``, read the file again: it may have been
+        moved or replaced, but is refused if it was overwritten in place.
         """
         if isinstance(self.weights, Weights):
             self.weights.release()
@@ -214,31 +215,32 @@ class Program:
     def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Program:
         """Return a program that trains in the same way with another optimizer, or with other parameters frozen.
 
-        ``grad``, ``evaluate`` and ``predict`` are those of this program, and nothing is differentiated: ``init``, ``apply`` and
-        ``step`` are made anew from the gradients. Gradients that only frozen parameters need are left out of ``step``. Whatever
-        has a gradient here can train: to freeze and to unfreeze, give groups without and with ``"frozen"``.
+        ``grad``, ``evaluate`` and ``predict`` stay the same, and nothing is differentiated; ``init``, ``apply`` and ``step`` are
+        rebuilt from the gradients. ``step`` leaves out gradients that only frozen parameters need. Every parameter with a
+        gradient can train: to freeze or unfreeze it, give groups with or without ``"frozen"``.
 
         Args:
             optimizer: a name, an object of ``burnish.optim``, or the options of one.
 
         Raises:
-            ConfigurationError: there is no such optimizer, a pattern matches no parameter, or nothing would train.
+            ConfigurationError: the optimizer does not exist, a pattern matches no parameter, or nothing would train.
 
         Warns:
-            ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
-                the layer goes on normalizing by the batch and moving its statistics.
+            ObjectiveWarning: it freezes all parameters of a batch normalization that ``norm="auto"`` compiled to train: the layer
+                still normalizes by the batch and updates its statistics.
         """
         return replace(self, graphs=self.graphs.with_optimizer(optimizer))
 
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
-        """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.
+        """Take over the fitting part of the state of another program of the same model, for example after ``with_optimizer``.
 
-        Parameters, statistics, the random key, the step and the optimizer's slots are taken over where name, dtype and shape
-        agree; everything else starts anew, and is named with the reason. See ``burnish.program.carry_over`` for the step.
+        Parameters, statistics, the random key, the step and the optimizer's slots are taken over if name, dtype and shape match;
+        all other entries start from their initial values and are listed with the reason. See ``burnish.program.carry_over`` for
+        the step.
 
         Args:
-            state: arrays by state name, as ``Session.state`` returns them; left as it is.
-            seed: of the random key, where the state has none.
+            state: arrays by state name, as ``Session.state`` returns them; not modified.
+            seed: seed of the random key, if the state has none.
         """
         from burnish.program.carry_over import carry_over
 
@@ -246,10 +248,10 @@ class Program:
 
     @garbage_kept()
     def save(self, path: str | Path) -> Path:
-        """Write the program into a folder of its own: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.
+        """Write the program into its own folder: one ``.onnx`` per graph, ``program.json``, ``state.safetensors``.
 
-        A path that ends in ``.onnx`` is written as one file instead, see ``to_onnx``. Folder and file appear whole or not at all.
-        A program saved there before is replaced.
+        If the path ends in ``.onnx``, one file is written instead; see ``to_onnx``. The folder or file is written completely or
+        not at all, and replaces a program saved there before.
 
         Returns:
             The folder or file.
@@ -262,13 +264,14 @@ class Program:
         return save(self, Path(path))
 
     def measured_peak(self, batch: int = 1) -> int | None:
-        """Return the bytes that steps take on ONNX Runtime, measured in a process of its own; None where the system is not Linux.
+        """Return the memory of training steps on ONNX Runtime in bytes, measured in a separate process; None if the system is not
+        Linux.
 
-        Counted is what that process has at its peak beyond ONNX Runtime and the loaded graph: the state, twice where it is small,
-        the batch, activations, gradients, and what kernels need. The batch is of drawn data; other symbolic dimensions are 1.
+        This is the peak of that process beyond ONNX Runtime and the loaded graph: the state (twice if it is small), the batch,
+        activations, gradients, and the workspace of kernels. The batch is random; other symbolic dimensions are 1.
 
         Args:
-            batch: samples of a step.
+            batch: number of samples in a step.
 
         Raises:
             EngineError: a step cannot be run.
@@ -286,29 +289,30 @@ class Program:
         device: str | None = None,
         runtime: str | None = None,
     ) -> Path:
-        """Write what trains without Python: a graph compiled ahead of time into one file, or a folder with a client in C.
+        """Write a package that trains without Python: a graph compiled ahead of time into one file, or a folder with a client in
+        C.
 
         ``docs/torch-engine.md`` describes the file. It takes the graph's inputs in the order of the signature, contiguous, and
-        returns its outputs in that order; which they are stands in the file too. The state is no part of it: ``initial_state`` or
-        a checkpoint has it. ``docs/c-client.md`` describes the folder.
+        returns its outputs in that order; the file lists both. It does not contain the state, which comes from ``initial_state``
+        or a checkpoint. ``docs/c-client.md`` describes the folder.
 
         Args:
-            path: ending in ``.pt2``: AOTInductor's, for libtorch, built for this machine's processor. Needs ``torch`` and a C++
-                compiler. A file there is replaced. With ``runtime``, a new folder.
-            graph: ``step``, which is the default, or another of the six graphs.
-            extents: what symbolic dimensions stand for, by name; faster code for this extent alone. Others stay open, for extents
+            path: a file name ending in ``.pt2``: an AOTInductor package for libtorch, built for this machine's processor. Needs
+                ``torch`` and a C++ compiler; replaces an existing file. With ``runtime``, a new folder.
+            graph: ``step`` (the default), or another of the six graphs.
+            extents: values of symbolic dimensions, by name, for faster code that takes only these. Others stay open, for extents
                 of two and more.
-            device: as PyTorch names it; by default ``cpu``.
+            device: device name of PyTorch; by default ``cpu``.
             runtime: ``c`` writes the program, its graphs in ONNX Runtime's own format, the operators that they need, and the
-                source of a client that trains; ``graph``, ``extents`` and ``device`` are left out.
+                source of a client that trains; do not give ``graph``, ``extents`` and ``device``.
 
         Returns:
             The path.
 
         Raises:
-            ConfigurationError: no such kind of package, runtime, graph or dimension.
-            EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled or loaded.
-            CheckpointError: the file cannot be written, or the folder is not a new one.
+            ConfigurationError: the kind of package, runtime, graph or dimension does not exist.
+            EngineError: PyTorch, a compiler or the device is missing, or the graph cannot be compiled or loaded.
+            CheckpointError: the file cannot be written, or the folder is not new.
         """
         from burnish.engines.packaging import write_package
 
@@ -320,16 +324,16 @@ class Program:
     ) -> onnx.ModelProto:
         """Return the program as one ONNX model: the inference graph and a ``TrainingInfoProto``.
 
-        A plain runtime runs it for inference, with the weights and running statistics of ``state``. ``Program.load`` makes the
-        same program of it again, whose ``saved_state`` is ``state``.
+        Any runtime runs it for inference, with the weights and running statistics of ``state``. ``Program.load`` reads the same
+        program back, with ``state`` as its ``saved_state``.
 
         Args:
-            state: as ``Session.state`` returns it; None is ``initial_state()``.
-            metadata: further entries for ``metadata_props``.
+            state: a state as ``Session.state`` returns it; by default ``initial_state()``.
+            metadata: more entries for ``metadata_props``.
 
         Raises:
             CheckpointError: the state does not fit the program, or both are too large for one model.
-            UnsupportedOperatorError: the graphs hold operators that cannot stand in one standard model.
+            UnsupportedOperatorError: the graphs hold operators that one standard model cannot contain.
         """
         from burnish.files.training_info import to_training_model
 
@@ -338,19 +342,19 @@ class Program:
     @staticmethod
     @garbage_kept()
     def load(source: str | Path | onnx.ModelProto) -> Program:
-        """Read a program that ``save`` wrote, checking every file against what was recorded, or a model with ``training_info``.
+        """Read a program that ``save`` wrote, checking every file against the recorded hashes, or a model with ``training_info``.
 
-        A ``training_info`` that another tool wrote is a program where it is one step that updates initializers from the
-        ``Gradient`` of a scalar loss. ``saved_state`` then holds the initializers as they are; ``weights`` and ``initial_state``
-        are what its initialization graph makes of them, random numbers drawn from seed 0.
+        A ``training_info`` of another tool is a program if it is one step that updates initializers from the ``Gradient`` of a
+        scalar loss. ``saved_state`` then holds the initializers of the file; ``weights`` and ``initial_state`` are the results of
+        its initialization graph, with random numbers drawn from seed 0.
 
         Args:
             source: the folder; or an ONNX file with ``training_info``, or such a model.
 
         Raises:
             CheckpointError: a file is missing, truncated, changed or of a newer version, or the folder is not a program; or the
-                model holds no training, or not what a program needs.
-            ModelError: the file is no valid ONNX model.
+                model has no training graphs, or lacks something that a program needs.
+            ModelError: the file is not a valid ONNX model.
         """
         from burnish.files.saving import load
 
@@ -359,13 +363,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Inference:
-    """A model in inference mode, its weights in it.
+    """A model in inference mode that contains its weights.
 
     Attributes:
         predict: (data) -> the outputs of the model, under their own names.
-        evaluate: (data, label) -> loss, metrics and their totals, as the graph of a program; None where no loss was given.
-        signature: of both graphs, by name.
-        options: ``loss`` and ``metrics``, and ``loss_terms`` where the loss is a weighted sum, as a program has them.
+        evaluate: (data, label) -> loss, metrics and their totals, as in a program; None if no loss was given.
+        signature: signatures of both graphs, by name.
+        options: ``loss`` and ``metrics``, and ``loss_terms`` if the loss is a weighted sum, as in a program.
         metadata: the ``metadata_props`` of the model.
     """
 

@@ -1,6 +1,6 @@
-"""The signature of a program: every input and output of every graph, by name, role, dtype and shape.
+"""The signature of a program: every input and output of every graph, with name, role, dtype and shape.
 
-An engine needs nothing else to run a program: which inputs are state, and which output is the next value of each.
+An engine needs nothing else to run a program: the signature names the state, and the output with each entry's next value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from burnish.validation import is_number, is_whole
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 FEATURES = "features"
-"""The graph that a program with cached features has beside the six."""
+"""The name of the extra graph of a program with cached features."""
 
 
 class Role(StrEnum):
-    """What a value is for."""
+    """The role of an input or output."""
 
     DATA = "data"  # an input of the model: x
     LABEL = "label"  # what the loss compares with: labels or targets
@@ -34,24 +34,24 @@ class Role(StrEnum):
     OPTIMIZER = "optimizer"  # opt/<slot>/<initializer>
     KEY = "key"  # rng/key
     STEP = "step"  # step
-    SAMPLES = "samples"  # how many samples a worker has of the batch: in graphs of several workers alone
+    SAMPLES = "samples"  # a worker's number of samples of the batch: only in graphs for several workers
     HYPERPARAMETER = "hyperparameter"  # lr: a scalar with a default, which a call may override
     SEED = "seed"  # seed of the init graph
     GRADIENT = "gradient"  # grad:<initializer>
-    INDICES = "indices"  # indices:<initializer>: the rows that a gradient is of, ascending
-    ROWS = "rows"  # rows:<initializer>: the gradient of these rows
-    WEIGHT = "weight"  # loss_weight: what the loss of a batch is divided by, which an accumulation weighs its gradients by
+    INDICES = "indices"  # indices:<initializer>: ascending row indices of a sparse gradient
+    ROWS = "rows"  # rows:<initializer>: the rows of a sparse gradient
+    WEIGHT = "weight"  # loss_weight: the divisor of the batch's loss, by which an accumulation weighs its gradients
     LOSS = "loss"
     METRIC = "metric"
-    DIAGNOSTIC = "diagnostic"  # how a step went: loss_scale, skipped
-    RATE = "rate"  # lr: the learning rate of the step, where the graph computes it
+    DIAGNOSTIC = "diagnostic"  # the outcome of a step: loss_scale, skipped
+    RATE = "rate"  # lr: the learning rate of the step, if the graph computes it
     OUTPUT = "output"  # an output of the model: logits
 
 
 GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
-"""Of what ``grad`` gives for ``apply`` alone."""
+"""Outputs of ``grad`` that only ``apply`` reads."""
 FLAGS = ("by_rows", "two_values")
-"""Fields of an entry that are written where they are true."""
+"""Fields of an entry that are written only if they are true."""
 STATE_ROLES = frozenset({Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.KEY, Role.STEP})
 
 
@@ -60,24 +60,22 @@ class Entry:
     """One input or output of a graph.
 
     Attributes:
-        name: its name in the graph.
-        role: what it is for.
+        name: name in the graph.
+        role: role of the value.
         dtype: ONNX element type.
-        shape: extents; a string is a symbolic dimension (the batch), None an unknown one. None as a whole: an output of the
-            model whose rank is not known; inputs and state always have a rank.
+        shape: extents; a string is a symbolic dimension (the batch), None an unknown one. None instead of a tuple: an output of
+            the model with an unknown rank; inputs and state always have a rank.
         updates: for an output that is the next value of a state entry, the name of that entry.
-        default: for a hyperparameter, the value when a call does not give one. NaN: a call gives one only where there is
-            something new, and any finite number will do.
-        minimum, maximum: for class indices, and for an input that selects rows of an embedding, the smallest and largest that are
-            valid.
-        ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
-        two_values: for a label that is a sign, the minimum and the maximum alone are valid, and nothing between them.
-        by_rows: for an output that is the next value of a state entry: it differs from the present one in a few rows of axis 0,
-            and is a ScatterND of these rows, which may be written over the present ones in their place.
-        fixed_by: for an input of data, axes that the model leaves open, with what fixes their extent: a layer and its parameter.
-        sample_axis: of data, labels and outputs of the model, the axis along which the samples of a batch stand; None: there are
-            no samples in it, and it is the same for all. Data sets have their samples along axis 0 (``burnish.program.layout``).
-            Of no meaning for other roles.
+        default: for a hyperparameter, the default value. NaN: only calls with a new value give one; otherwise any finite number
+            will do.
+        minimum, maximum: for class indices, and for an input that selects rows of an embedding, the range of valid values.
+        ignored: for class indices, the one valid value outside that range (``ignore_index``).
+        two_values: for a label that is a sign, only the minimum and the maximum are valid.
+        by_rows: for an output that is the next value of a state entry: it is a ScatterND that changes a few rows of axis 0, which
+            may be written in place.
+        fixed_by: for an input of data, open axes of the model whose extent something fixes: the layer and its parameter.
+        sample_axis: for data, labels and outputs of the model, the axis of the samples; None: the value has no samples and is the
+            same for all. Data sets have samples along axis 0 (``burnish.program.layout``). Unused for other roles.
     """
 
     name: str
@@ -107,7 +105,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of a value of the shape, whose open extents count as one."""
+        """Size in bytes; open extents count as one."""
         return math.ceil(self.dtype.itemsize * math.prod(extent for extent in self.extents if isinstance(extent, int)))
 
     @property
@@ -120,9 +118,9 @@ class GraphSignature:
     """Inputs and outputs of one graph, in the graph's order.
 
     Attributes:
-        inputs, outputs: what the graph takes and gives.
-        extents: what it asks of symbolic dimensions of its inputs, such as a batch that is a multiple of a number.
-        end: the first step that the learning rate is not defined for; None without such an end.
+        inputs, outputs: entries of the graph.
+        extents: constraints on symbolic dimensions of its inputs, such as a batch that is a multiple of a number.
+        end: the first step without a defined learning rate; None without such an end.
     """
 
     inputs: tuple[Entry, ...]
@@ -142,7 +140,7 @@ class GraphSignature:
         return MappingProxyType({entry.updates: entry.name for entry in self.outputs if entry.updates is not None})
 
     def _of(self, side: str, entries: tuple[Entry, ...], roles: tuple[Role, ...]) -> tuple[Entry, ...]:
-        """Found once: every step asks for the same, of hundreds of entries."""
+        """Cached: every step asks for the same, among hundreds of entries."""
         found = self._found.get((side, roles))
         if found is None:
             found = self._found[side, roles] = tuple(entry for entry in entries if entry.role in roles)
@@ -155,13 +153,13 @@ class GraphSignature:
 
 @dataclass(frozen=True)
 class Signature:
-    """Signatures of a program's graphs: ``init step grad apply evaluate predict``, and ``features`` where they are cached."""
+    """Signatures of a program's graphs: ``init step grad apply evaluate predict``, and ``features`` if features are cached."""
 
     graphs: dict[str, GraphSignature]
 
     @classmethod
     def ordered(cls, graphs: Mapping[str, GraphSignature]) -> Signature:
-        """The signature of a program with these graphs, in whatever order."""
+        """Return the signature of a program with these graphs, given in any order."""
         return cls({name: graphs[name] for name in (*GRAPH_NAMES, FEATURES) if name in graphs or name in GRAPH_NAMES})
 
     def __getitem__(self, graph: str) -> GraphSignature:
@@ -172,7 +170,7 @@ class Signature:
 
     @property
     def samples(self) -> tuple[Entry, ...]:
-        """What a data set fills: the inputs of ``step``, with those that features are computed from in place of the features."""
+        """The inputs that a data set fills: those of ``step``, with the inputs of the backbone in place of the features."""
         if FEATURES not in self.graphs:
             return self.graphs["step"].inputs_of(Role.DATA)
         features = self.graphs[FEATURES]
@@ -185,7 +183,7 @@ class Signature:
 
     @property
     def state(self) -> tuple[Entry, ...]:
-        """Every state entry, in the order of the step graph; then what only evaluation and prediction read."""
+        """Every state entry, in the order of the step graph; then the ones that only evaluation and prediction read."""
         entries: dict[str, Entry] = {}
         for graph in ("step", "evaluate", "predict"):
             for entry in self.graphs[graph].inputs if graph in self.graphs else ():
@@ -207,10 +205,10 @@ class Signature:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Signature:
-        """Read what ``to_dict`` returned.
+        """Read the result of ``to_dict``.
 
         Raises:
-            KeyError, TypeError, ValueError: the values are not those of a signature: a text where a number belongs, for example.
+            KeyError, TypeError, ValueError: the values are not a signature: for example a text in place of a number.
         """
         return cls(
             {
@@ -228,7 +226,7 @@ class Signature:
 def _entry_to_dict(entry: Entry) -> dict[str, Any]:
     optional = {name: getattr(entry, name) for name in ("updates", "default", "minimum", "maximum", "ignored")}
     if entry.default is not None and math.isnan(entry.default):
-        optional["default"] = "NaN"  # which JSON has no number for
+        optional["default"] = "NaN"  # JSON has no NaN
     return {
         "name": entry.name,
         "role": entry.role.value,
@@ -286,23 +284,24 @@ def _is_text(value: object) -> bool:
 
 
 def _is_index(value: object) -> bool:
-    """Whether something is a whole number that 64 bits hold."""
+    """True if the value is an integer of at most 64 bits."""
     return is_whole(value) and -(2**63) <= value < 2**63
 
 
 LEAST_SAVED = 1 << 25
-"""Bytes from which on updates in place are worth two graphs in a step. They save a second set of what is updated, and keep the
-gradients of all parameters until the last one is computed."""
+"""The size in bytes from which updates in place are worth two graphs in a step. They save a second copy of the updated state, but
+keep the gradients of all parameters until the last one is computed.
+"""
 
 
 def is_updated_in_place(apply: GraphSignature) -> bool:
-    """Whether a step of a program, of which this is the signature of ``apply``, writes over the present state."""
+    """True if a step of a program with this signature of ``apply`` overwrites the present state."""
     updated = sum(entry.bytes for entry in apply.outputs if entry.updates is not None and not entry.by_rows)
     return updated - sum(entry.bytes for entry in apply.inputs_of(*GRADIENT_ROLES)) >= LEAST_SAVED
 
 
 def outputs_in_place(apply: ir.Model, signature: GraphSignature) -> frozenset[str]:
-    """Return the outputs of ``step`` that are written over the present values; none where that saves too little.
+    """Return the outputs of ``step`` that overwrite the present values; none if that saves too little.
 
     Args:
         apply: the graph that updates the state.

@@ -1,4 +1,4 @@
-"""State by name: arrays that are made on request, and whether a state fits a program."""
+"""State by name: arrays that are made when read, and checks that a state fits a program."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
 BLOCK = 1 << 20
-"""Bytes that are looked at, counted and written before the next ones are: they stay in the cache meanwhile."""
+"""Bytes that are processed at a time, so that they stay in the cache."""
 Kind = tuple[np.dtype, tuple[int, ...]]
 """Dtype and shape of an array."""
 
 
 class LazyArrays(Mapping[str, np.ndarray]):
-    """Arrays by name, each of which is made when it is asked for: no two of them need memory at the same time."""
+    """Arrays by name, each made when it is read, so that only one of them needs memory at a time."""
 
     @abstractmethod
     def kind(self, name: str) -> Kind:
-        """Return the dtype and the shape of an array, without making it; KeyError where there is none of this name."""
+        """Return the dtype and shape of an array without making it; KeyError if there is none of this name."""
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -33,27 +33,27 @@ class LazyArrays(Mapping[str, np.ndarray]):
         return True
 
     def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
-        """Fill an array of the same dtype and shape; a subclass that need not make the array for it says how.
+        """Fill an array of the same dtype and shape; a subclass may override it to avoid a copy.
 
         Args:
-            name: of the array.
-            target: what to fill, contiguous.
-            is_zero: it holds zeros, which need not be written again.
+            name: name of the array.
+            target: the array to fill, contiguous.
+            is_zero: True if it holds zeros, which need not be written again.
         """
         write_blocks(target, blocks(self[name]), is_zero)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Return the scalar that all elements of an array are, where that is known without making it."""
+        """Return the scalar that fills an array, if known without making the array."""
         return None
 
 
 class EntriesOnRequest(LazyArrays):
-    """State entries that are read, each when it is asked for, from what holds them.
+    """State entries that are read when needed.
 
     Args:
-        entries: what there is to read.
-        read: returns an entry, by name.
-        instead: state entry -> the state entry, of its dtype and shape, that is read in its place.
+        entries: the state entries.
+        read: a function that returns an entry, by name.
+        instead: state entry -> the state entry, of the same dtype and shape, that is read in its place.
     """
 
     def __init__(self, entries: Iterable[Entry], read: Callable[[str], np.ndarray], instead: Mapping[str, str] | None = None):
@@ -79,8 +79,6 @@ class EntriesOnRequest(LazyArrays):
 
 
 class _Chosen(LazyArrays):
-    """Some of the arrays that are made on request."""
-
     def __init__(self, arrays: LazyArrays, names: Iterable[str]):
         self._arrays = arrays
         self._names = dict.fromkeys(names)
@@ -109,13 +107,13 @@ class _Chosen(LazyArrays):
 
 
 def chosen(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> Mapping[str, np.ndarray]:
-    """Return the arrays of these names, as far as they are there; those made on request are not made."""
+    """Return the arrays with these names that exist; lazy arrays are not made."""
     present = [name for name in names if name in arrays]
     return _Chosen(arrays, present) if isinstance(arrays, LazyArrays) else {name: arrays[name] for name in present}
 
 
 def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """An array in flat parts of at most ``BLOCK`` bytes."""
+    """Yield an array in flat parts of at most ``BLOCK`` bytes."""
     flat = np.ascontiguousarray(array).reshape(-1)
     step = max(1, BLOCK // max(1, flat.itemsize))
     for begin in range(0, flat.size, step):
@@ -123,7 +121,7 @@ def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def write_blocks(target: np.ndarray, parts: Iterable[np.ndarray], is_zero: bool) -> None:
-    """Fill a contiguous array with flat parts; with ``is_zero`` those of zeros, by their bits, are there already."""
+    """Fill a contiguous array with flat parts; ``is_zero`` skips parts whose bits are all zero."""
     flat = target.reshape(-1)
     begin = 0
     for part in parts:
@@ -133,7 +131,7 @@ def write_blocks(target: np.ndarray, parts: Iterable[np.ndarray], is_zero: bool)
 
 
 def read_into(arrays: Mapping[str, np.ndarray], name: str, target: np.ndarray) -> None:
-    """Fill an array with one of its dtype and shape by name; one that is made on request may not be made for it."""
+    """Fill an array with the one of this name, of the same dtype and shape; a lazy array may be read without making it."""
     if isinstance(arrays, LazyArrays):
         arrays.read_into(name, target)
     else:
@@ -141,7 +139,7 @@ def read_into(arrays: Mapping[str, np.ndarray], name: str, target: np.ndarray) -
 
 
 def kind_of(arrays: Mapping[str, np.ndarray], name: str) -> Kind:
-    """Return the dtype and the shape of an array; one that is made on request is not made."""
+    """Return the dtype and shape of an array; a lazy array is not made."""
     if isinstance(arrays, LazyArrays):
         return arrays.kind(name)
     array = np.asarray(arrays[name])
@@ -157,8 +155,8 @@ def check_state(
         entries: the state entries of a program.
         state: arrays by state name.
         error: the class to raise.
-        source: what the state is, as the subject of the message.
-        remedy: what the user can do, as a sentence without its full stop.
+        source: the subject of the message.
+        remedy: the remedy, as a sentence without its full stop.
     """
     differences = state_differences(entries, state)
     if differences:
@@ -166,7 +164,7 @@ def check_state(
 
 
 def state_differences(entries: Iterable[Entry], state: Mapping[str, np.ndarray]) -> list[str]:
-    """Return what is missing, unknown or of another dtype or shape, each as a phrase; empty when the state fits."""
+    """Return the missing and unknown entries and wrong dtypes and shapes, each as a phrase; empty if the state fits."""
     expected = {entry.name: entry for entry in entries}
     differences = []
     missing = [name for name in expected if name not in state]
@@ -191,7 +189,7 @@ def state_differences(entries: Iterable[Entry], state: Mapping[str, np.ndarray])
 
 
 def shape_fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) -> bool:
-    """Whether an array of shape ``actual`` may stand where ``expected`` is declared; what is no integer there is open."""
+    """True if an array of shape ``actual`` fits the shape ``expected``, in which anything but an integer is open."""
     return len(actual) == len(expected) and all(
         not isinstance(wanted, int) or wanted == extent for extent, wanted in zip(actual, expected, strict=True)
     )
@@ -206,7 +204,7 @@ def averages(signature: Signature, parameters: str) -> dict[str, str]:
     """Return ``param/<initializer>`` -> the state entry of its average, for every parameter that has one.
 
     Raises:
-        ConfigurationError: ``parameters`` is another word than ``average``, or no optimizer of the program keeps one.
+        ConfigurationError: ``parameters`` is not ``average``, or no optimizer of the program keeps one.
     """
     from burnish.optim.average import AVERAGE
     from burnish.optim.slots import parameter_of, slot_of
@@ -224,18 +222,18 @@ def averages(signature: Signature, parameters: str) -> dict[str, str]:
 
 
 ROUNDED = "rounded_weights"
-"""The option of a program that holds {initializer: dtype} for what its file has in sixteen bits, and its state in float32."""
+"""The option of a program that holds {initializer: dtype} for sixteen-bit weights of the file with a state in float32."""
 
 
 class Weights(LazyArrays):
-    """Arrays by state name; those that lie in a file too need no memory once it was let go, and are then read there.
+    """Arrays by state name; memory of arrays that are also in a file can be freed, and they are then read again.
 
     Args:
-        tensors: by state name.
-        dtypes: of the arrays; those of tensors of another dtype are made whenever they are asked for.
+        tensors: tensors by state name.
+        dtypes: dtypes of the arrays; an array whose tensor has another dtype is made at each access.
 
     Raises:
-        ModelError: from what reads an array whose memory was let go: the file has been written to.
+        ModelError: on reading an array whose memory was freed: the file was overwritten.
     """
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol], dtypes: Mapping[str, ir.DataType]):
@@ -265,11 +263,11 @@ class Weights(LazyArrays):
             super().read_into(name, target, is_zero)
 
     def as_they_came(self) -> dict[str, ir.TensorProtocol]:
-        """Return the tensors of the arrays that have the dtype of their tensor."""
+        """Return the tensors whose dtype is that of their array."""
         return {name: tensor for name, tensor in self._tensors.items() if tensor.dtype == self._dtypes[name]}
 
     def take(self, name: str) -> np.ndarray:
-        """Return an array that no one else has, and let the memory of its tensor go, where it can be read again."""
+        """Return an array that the caller owns, and free the memory of its tensor if it can be read again."""
         from burnish.importer.file_tensors import FileTensor
 
         tensor = self._tensors[name]
@@ -280,15 +278,15 @@ class Weights(LazyArrays):
         return array
 
     def read_from(self, tensors: Mapping[str, ir.TensorProtocol]) -> Weights:
-        """Return the same arrays, of other tensors that hold them.
+        """Return the same arrays, from other tensors that hold them.
 
         Args:
-            tensors: by the name of the initializer.
+            tensors: tensors by initializer name.
         """
         return Weights({name: tensors[name.partition("/")[2]] for name in self._tensors}, self._dtypes)
 
     def release(self) -> None:
-        """Let the memory of arrays go that can be read again."""
+        """Free the memory of arrays that can be read again."""
         from burnish.importer.file_tensors import FileTensor
 
         for tensor in self._tensors.values():
