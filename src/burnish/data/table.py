@@ -109,9 +109,7 @@ def table_dataset(
     if spec.label is not None:
         _check_held(held.only(chosen), dict.fromkeys(chosen, spec.label), named)
     table, doubts = _described(features, spec, source, missing, scaling, coded)
-    if (
-        group is not None and table is None and len(spec.data) == 1
-    ):  # coded by name, since files to predict may have the column of groups too
+    if group is not None and table is None and len(spec.data) == 1:  # coded by name: files to predict may have the column too
         table = TableDescription(tuple((name, None) for name in features))
     table = coded if table is None else table
     filled, unseen = filled_inputs(features, spec, source, table)

@@ -1,4 +1,4 @@
-"""Data to predict: samples without labels, each with a name by which a person finds it."""
+"""Unlabeled samples for prediction, each with a name."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Samples:
     """Samples to predict.
 
     Attributes:
-        dataset: their inputs.
-        kind: what a name is: ``file``, or ``row``, counted from 0.
-        names: of the samples, in their order.
-        preprocessing: what is done to their pixels; None where they hold none.
-        note: what a person should know about how they were read.
-        sides: width and height of each picture, of those that are no files.
+        dataset: the inputs.
+        kind: kind of names: ``file``, or ``row`` (counted from 0).
+        names: name of each sample.
+        preprocessing: preprocessing of pixels, or None.
+        note: remarks for the user on how they were read.
+        sides: width and height of pictures that are not files.
     """
 
     dataset: Dataset
@@ -60,7 +60,7 @@ class Samples:
 
     @property
     def sizes(self) -> list[tuple[int, int]] | None:
-        """Width and height of each picture; None if they are not known, or there are none."""
+        """Width and height of each picture; None if unknown."""
         if isinstance(self.dataset, ImageFiles):
             return self.dataset.sizes
         return None if self.sides is None else [self.sides] * len(self.names)
@@ -79,16 +79,16 @@ def open_samples(
     """Open data without their labels.
 
     Args:
-        source: what ``open_dataset`` takes, an image or a .wav file, or a folder of these without subfolders for classes; or
-            arrays by input name, which are taken as they are.
-        spec: what the model takes.
-        label: a column of a table to leave out. By default, where the table has more columns than the model takes, one that is
-            called label, y or target, else the last.
-        image_size, pixels, text, sound: as ``open_dataset`` takes them.
+        source: a source for ``open_dataset``, an image or .wav file, a folder of these without class folders, or arrays by input
+            name, used unchanged.
+        spec: inputs of the model.
+        label: table column to leave out. By default, if there are more columns than the model takes, one called label, y or
+            target, else the last.
+        image_size, pixels, text, sound: see ``open_dataset``.
 
     Raises:
-        DataError: nothing there, damaged data, or data that do not fit the model.
-        ConfigurationError: no such pixels.
+        DataError: there are no data, or they are damaged or do not fit the model.
+        ConfigurationError: invalid ``pixels``.
     """
     if isinstance(source, Mapping):
         given = {entry.name: _input(source, entry.name) for entry in spec.data}
@@ -148,7 +148,7 @@ def _opened(
 
 
 def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return an array for each input, and what a person should know of them."""
+    """Return an array for each input, and notes."""
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
 
@@ -161,16 +161,16 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
 
 
 def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, source: str) -> Collection[str]:
-    """Return the columns of a table that are no features.
+    """Return the columns of a table that are not features.
 
     Args:
-        names: of all columns.
-        spec: what the model takes.
-        label: a column to leave out.
-        source: what to call the table in an error.
+        names: all columns.
+        spec: inputs of the model.
+        label: column to leave out.
+        source: name of the table, for errors.
 
     Raises:
-        DataError: there is no such column, and the others are not as many as the model takes.
+        DataError: there is no such column, and the number of the others does not fit the model.
     """
     takes = _columns_taken(spec)
     if takes is not None:
@@ -188,21 +188,21 @@ def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, sour
 
 
 def _columns_taken(spec: DataSpec) -> set[str] | None:
-    """Return the names of the columns that a model reads; None if they are told by their number alone."""
+    """Return the names of the columns that a model takes; None if only their number counts."""
     if len(spec.data) > 1:
         return {entry.name for entry in spec.data}
     return None if spec.described.table is None else {name for name, _ in spec.described.table.columns}
 
 
 def _features_taken(spec: DataSpec, source: str) -> tuple[int, bool]:
-    """Return how many numbers the only input of a model takes of a sample, and True if none of its extents is open."""
+    """Return the number of values per sample of a model's only input, and True if all its extents are fixed."""
     extents = spec.only_data(source).extents[1:]
     known = [extent for extent in extents if isinstance(extent, int)]
     return math.prod(known), len(known) == len(extents)
 
 
 def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:
-    """Return the column that is no feature: one named as a label, or the last where there is one more than the model takes."""
+    """Return the label column: one with a usual name, or the last if there is one column too many."""
     takes, is_known = _features_taken(spec, source)
     if is_known and len(columns) == takes:
         return None
@@ -217,5 +217,5 @@ def _input(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def row_names(count: int) -> list[str]:
-    """Return the names of rows, which are counted from 0."""
+    """Return names of rows, counted from 0."""
     return [str(index) for index in range(count)]

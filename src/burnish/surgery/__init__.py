@@ -1,9 +1,8 @@
-"""Changes to a model: heads replaced, models cut and joined; normalization layers converted, inserted and recalibrated; weights
-normalized; tables resized; adapters put beside layers; weights pruned; weights
-and activations quantized.
+"""Changes to a model: new heads, cutting and joining; normalization layers and weights; embedding tables; adapters; pruning;
+quantization.
 
-Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
-``burnish.norms``, and their mathematics in ``burnish.operators.normalization``.
+Each function returns a new model, except that ``recalibrate`` changes a session's statistics in place. Policies for training
+layers are in ``burnish.norms``, their mathematics in ``burnish.operators.normalization``.
 """
 
 from burnish.adapters.lora import lora

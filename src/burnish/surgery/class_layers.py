@@ -1,4 +1,4 @@
-"""The layers that give the scores of a detector, drawn anew for other classes: one for each feature map, or one of all."""
+"""New class layers for a detector: one per feature map, or one shared by all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from burnish.graph.constants import initial_array, set_initializer
 from burnish.surgery.linear_sources import linear_sources
 
 RARE = 0.01
-"""The probability of a class that a new layer begins with, where each class is a question of its own (Lin et al. 2017)."""
+"""Initial probability of each class under independent yes/no scores (Lin et al. 2017)."""
 
 
 @dataclass(frozen=True)
 class ClassLayers:
-    """The linear layers that give the scores of a detector.
+    """The linear layers that compute a detector's scores.
 
     Attributes:
         nodes: ``Conv``, ``Gemm`` or ``MatMul``, in the order in which their results are joined.
-        weights: their initializers; maps that share one are there once.
-        biases: the same.
-        output: the name of the value with the scores.
-        scores: of each box.
+        weights, biases: their initializers, without repetitions of shared ones.
+        output: name of the value with the scores.
+        scores: scores per box.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -38,24 +37,23 @@ class ClassLayers:
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """The names of the initializers, ``weight`` and ``bias``."""
+        """Initializer names, by ``weight`` and ``bias``."""
         return {"weight": [value.name or "" for value in self.weights], "bias": [value.name or "" for value in self.biases]}
 
     @property
     def initializers(self) -> tuple[str, ...]:
-        """The names of the weights and biases."""
         return tuple(value.name or "" for value in (*self.weights, *self.biases))
 
 
 def class_layers(value: ir.Value, scores: int) -> ClassLayers:
-    """Return the layers that give a value with scores.
+    """Return the layers that compute a value with scores.
 
     Args:
         value: the scores, before any activation.
-        scores: how many of each box.
+        scores: scores per box.
 
     Raises:
-        ConfigurationError: it is no value of linear layers alone, or one of them gives something else too.
+        ConfigurationError: the value does not come only from linear layers, or one of them also computes something else.
     """
     name = value.name or ""
     nodes = linear_sources(value)
@@ -86,17 +84,16 @@ def class_layers(value: ir.Value, scores: int) -> ClassLayers:
 
 
 def replace_class_layers(model: ir.Model, layers: ClassLayers, scores: int, seed: int = 0, rare: bool = False) -> None:
-    """Draw layers anew for another number of scores, in place; everything else keeps its bits.
+    """Re-initialize class layers for another number of scores, in place; other weights are unchanged.
 
-    With f inputs to each score, weights are uniform in ``±1/√f``, biases too.
+    Weights and biases are uniform: weights in ``±1/√f`` for f inputs per score.
 
     Args:
         model: a canonical model.
-        layers: of it, as ``class_layers`` returns them.
-        scores: of each box.
-        seed: of what is drawn.
-        rare: whether each score is a question of its own: biases are then such that 1 in 100 is a yes.
-
+        layers: its layers from ``class_layers``.
+        scores: new number of scores per box.
+        seed: seed of the weights.
+        rare: True for independent yes/no scores; biases then give each a probability of 1 in 100.
     """
     generator = np.random.default_rng(seed)
     old = layers.scores
@@ -114,7 +111,7 @@ def replace_class_layers(model: ir.Model, layers: ClassLayers, scores: int, seed
 
 
 def _settle(graph: ir.Graph, changed: Sequence[ir.Node], old: int, scores: int) -> None:
-    """Let all that stands behind changed layers say the new extents, in shapes and in constants that cut and reshape."""
+    """Update shapes, and the constants of Reshape, Split and Slice, after the changed layers."""
     opsets = dict(graph.opset_imports)
     behind: set[ir.Node] = set()
     before: dict[ir.Value, ir.Shape] = {}
@@ -135,13 +132,13 @@ def _settle(graph: ir.Graph, changed: Sequence[ir.Node], old: int, scores: int) 
 
 
 def _changes(before: ir.Shape, after: ir.Shape) -> dict[int, tuple[int, int]]:
-    """By axis the extent before and after, where they differ."""
+    """Return the changed extents by axis, before and after."""
     pairs = enumerate(zip(before.dims, after.dims, strict=False))
     return {axis: (old, new) for axis, (old, new) in pairs if isinstance(old, int) and isinstance(new, int) and old != new}
 
 
 def _replace_constant(graph: ir.Graph, node: ir.Node, changes: dict[int, tuple[int, int]], old: int, scores: int) -> None:
-    """Let the shape of a Reshape, the sizes of a Split or the end of a Slice be those of the new scores."""
+    """Adapt the shape of a Reshape, the sizes of a Split or the end of a Slice."""
     place = 2 if node.op_type == "Slice" else 1
     value = node.inputs[place] if place < len(node.inputs) else None
     constant = None if value is None else constant_array(value)
@@ -152,7 +149,7 @@ def _replace_constant(graph: ir.Graph, node: ir.Node, changes: dict[int, tuple[i
         if node.op_type == "Reshape" and axis < len(constant) and constant[axis] == extent:
             settled[axis] = new
             continue
-        # Scores of several boxes of a cell are taken apart; of a Slice only the end moves: what stands first stays there.
+        # A Reshape or Split may separate the scores of several boxes per cell. Of a Slice only the end moves.
         wanted = ((extent, new),) if node.op_type == "Slice" else ((extent, new), (old, scores))
         for number, following in wanted:
             if (places := np.flatnonzero(constant == number)).size:
@@ -167,7 +164,7 @@ def _outputs_of(node: ir.Node, weight: ir.Value) -> int:
 
 
 def _bias(node: ir.Node) -> ir.Value | None:
-    """The initializer that a layer adds; of a MatMul that of the only Add behind it."""
+    """Return the initializer that a layer adds; for a MatMul, that of its only reader, an Add."""
     if node.op_type != "MatMul":
         return node.inputs[2] if len(node.inputs) > 2 else None
     readers = [reader for reader, _ in node.outputs[0].uses()]

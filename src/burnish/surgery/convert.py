@@ -1,8 +1,8 @@
-"""Replaces batch normalization by another kind of normalization.
+"""Replacement of batch normalization by other kinds of normalization.
 
-The result is written in LayerNormalization and InstanceNormalization. The standard's GroupNormalization would be the shorter
-form, but ONNX Runtime computes it by the standard's function body, with the variance as E[x²] - E[x]² in float32: at
-μ/σ = 100 its outputs are off by 3e-4, at 2000 by 0.4 or NaN, where LayerNormalization keeps 1e-6 and 2e-5.
+The result uses LayerNormalization and InstanceNormalization. The standard's GroupNormalization would be shorter, but ONNX Runtime
+computes its variance as E[x²] - E[x]² in float32: at μ/σ = 100 its outputs are off by 3e-4, at 2000 by 0.4 or NaN;
+LayerNormalization is within 1e-6 and 2e-5.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ Rule = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
-    """Replace batch normalization by a normalization that needs no statistics of the batch.
+    """Replace batch normalization by a normalization without batch statistics.
 
-    Scale and bias stay initializers of shape [C] under their own names, one number per channel; the running statistics are
-    dropped. The outputs change, so the model has to be trained or tuned afterwards.
+    Scale and bias keep their names and shape [C]; running statistics are removed. The outputs change, so the model needs further
+    training.
 
-    - ``group:G``: every sample and group of C / G channels by itself (Wu and He 2018), as LayerNormalization over
-      [N, G, C / G · ...] and the scale and bias of the channels after it.
-    - ``layer``: every sample by itself, over [C, ...], with statistics over channels and positions together (Ba et al. 2016),
-      as LayerNormalization; its scale and bias are those of the channels, repeated over the positions by an Expand in the
-      graph. The same numbers as ``group:1``.
-    - ``instance``: every sample and channel by itself (Ulyanov et al. 2016), as InstanceNormalization, or in float64, for
-      which ONNX Runtime has no such kernel, like ``group:C``.
+    - ``group:G``: each sample and group of C / G channels (Wu and He 2018), as LayerNormalization over [N, G, C / G · ...],
+      followed by the scale and bias per channel.
+    - ``layer``: each sample, with statistics over channels and positions (Ba et al. 2016), as LayerNormalization over [C, ...];
+      an Expand repeats scale and bias over the positions. The results equal ``group:1``.
+    - ``instance``: each sample and channel (Ulyanov et al. 2016), as InstanceNormalization; in float64, which ONNX Runtime's
+      kernel lacks, like ``group:C``.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         to: ``group:<number of groups>``, ``layer`` or ``instance``.
-        layers: names or shell-style patterns of the layers to convert: a layer is called after its scale
-            (``layer1.bn1`` for ``layer1.bn1.weight``), or as its node.
+        layers: names or shell-style patterns of layers. A layer has the name of its scale (``layer1.bn1`` for
+            ``layer1.bn1.weight``) or of its node.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: an unknown target, groups that do not divide the channels, a pattern that matches nothing, a model
-            without batch normalization, or a layer whose groups would hold a single element.
+        ConfigurationError: the target is unknown, groups do not divide the channels or hold a single element, a pattern matches
+            nothing, or the model has no batch normalization.
         ModelError: the source is not a valid ONNX model.
     """
     target, groups = _parsed(to)
@@ -123,7 +122,7 @@ def _nearest_divisors(channels: int, groups: int) -> str:
 
 def _convert(graph: ir.Graph, node: ir.Node, target: str, groups: int) -> None:
     assert isinstance(node.graph, ir.Graph)
-    node.graph.opset_imports.update(graph.opset_imports)  # of a branch or a loop body
+    node.graph.opset_imports.update(graph.opset_imports)  # for branches and loop bodies
     builder = Builder(node.graph, before=node)
     x, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
     statistics = [value for value in node.inputs[3:5] if value is not None]
@@ -144,7 +143,7 @@ def _convert(graph: ir.Graph, node: ir.Node, target: str, groups: int) -> None:
 def _over_samples(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     builder = x.builder
     if x.rank != 2:
-        # Scale and bias of the whole normalized shape: runtimes differ in which others they repeat.
+        # Runtimes differ in the broadcasting they support, so scale and bias get the whole normalized shape.
         shape = builder.op("Shape", x, start=1)
         extents = None if x.shape is None else ir.Shape(x.shape.dims[1:])
         scale, bias = (builder.op("Expand", per_channel(vector, x), shape, shape=extents) for vector in (scale, bias))

@@ -1,4 +1,4 @@
-"""Models cut short, joined, and renamed."""
+"""Truncation, concatenation and renaming of models."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from burnish.settings import suggestion
 
 
 def truncate(source: Source, at: str | Sequence[str]) -> ir.Model:
-    """Return the part of a model that computes some of its values, as its outputs: a backbone without its head.
+    """Return the part of a model that computes the given values, such as a backbone without its head.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        at: names of values, or of nodes, whose first output is meant.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        at: names of values, or of nodes (for their first output).
 
     Returns:
-        A canonical model, whose outputs have the names of the values.
+        A canonical model with these values as outputs.
 
     Raises:
-        ConfigurationError: no such value or node.
+        ConfigurationError: there is no such value or node.
         ModelError: the source is not a valid ONNX model.
     """
     names = [at] if isinstance(at, str) else list(at)
@@ -51,21 +51,21 @@ def truncate(source: Source, at: str | Sequence[str]) -> ir.Model:
 
 
 def append(source: Source, tail: Source, connect: Mapping[str, str] | None = None) -> ir.Model:
-    """Return two models as one: the second reads what the first computes.
+    """Return two models joined into one, in which the second reads outputs of the first.
 
-    Names of the second that the first has too get its graph's name in front, or ``tail``.
+    Names in the second model that clash get its graph's name, or ``tail``, as a prefix.
 
     Args:
-        source: the first model; left as it is.
-        tail: the second; left as it is.
-        connect: input of the second -> output of the first; None: of the same names, or the only one of each. Outputs of the
-            first that the second reads are no outputs any more.
+        source: the first model; not changed.
+        tail: the second model; not changed.
+        connect: input of the second -> output of the first; by default equal names, or the only input and output. Outputs that
+            the second model reads are no longer outputs.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: no such input or output, or their dtypes or shapes do not fit.
+        ConfigurationError: there is no such input or output, or dtypes or shapes differ.
         ModelError: one of the two is not a valid ONNX model.
     """
     first, second = load(source), load(tail)
@@ -106,17 +106,17 @@ def append(source: Source, tail: Source, connect: Mapping[str, str] | None = Non
 
 
 def rename(source: Source, names: Mapping[str, str]) -> ir.Model:
-    """Return a model whose inputs, outputs, initializers or nodes have other names.
+    """Return a model with other names for inputs, outputs, initializers or nodes.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         names: present name -> new name.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: there is none of a name, or a new name is taken.
+        ConfigurationError: there is no such name, or a new name is taken.
         ModelError: the source is not a valid ONNX model.
     """
     model = load(source)
@@ -130,7 +130,7 @@ def rename(source: Source, names: Mapping[str, str]) -> ir.Model:
     if clash := next((new for new in names.values() if new in kept or list(names.values()).count(new) > 1), None):
         raise ConfigurationError(f"rename: the name '{clash}' is taken: choose another")
     for number, name in enumerate(names):
-        items[name].name = f"renamed:{number}"  # two may change places
+        items[name].name = f"renamed:{number}"  # temporary names, since two may be swapped
     for name, new in names.items():
         items[name].name = new
     return model
@@ -173,7 +173,7 @@ def _check_fit(wanted: ir.Value, given: ir.Value) -> None:
 
 
 def _settle_opsets(first: ir.Model, second: ir.Model) -> None:
-    """Let both models import the same: of the standard, the newest opset in which every node of both means what it means now.
+    """Make both models import the same opsets: the newest standard opset in which all nodes keep their meaning.
 
     Raises:
         ConfigurationError: there is none, or versions of another domain differ.
@@ -200,7 +200,7 @@ def _settle_opsets(first: ir.Model, second: ir.Model) -> None:
 
 
 def _changed(model: ir.Model, opset: int) -> ir.Node | None:
-    """The first node that is not valid in another opset, or means something else there."""
+    """Return the first node that is invalid in another opset or changes its meaning there."""
     declared = model.opset_imports[""]
     nodes = (node for node in model.graph.all_nodes() if node.domain == "")
     if opset >= declared:

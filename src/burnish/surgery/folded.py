@@ -1,4 +1,4 @@
-"""Whether the batch normalization of a model was folded into its convolutions, as exporters do in evaluation mode."""
+"""Detection of batch normalization folded into convolutions, as exporters do in evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from burnish.graph import static_shape
 from burnish.rewriting.stages import RECOGNIZED
 
 FEWEST = 4
-"""Convolutions below which nothing is said: small networks without normalization are usual."""
+"""Fewest convolutions for a finding: small networks without normalization are common."""
 
 
 def perhaps_folded(model: ir.Model) -> int:
-    """Return how many convolutions look as if batch normalization had been folded into them; 0 where they do not.
+    """Return the number of convolutions that look as if batch normalization was folded into them, or 0.
 
-    Every convolution of such a model has a bias, nothing in it is normalized, and blocks repeat: two convolutions at least have
-    weights of one shape. A network that was built so, without normalization, looks the same.
+    In such a model every convolution has a bias, nothing is normalized, and at least two convolutions have weights of one shape.
+    A network designed without normalization looks the same.
 
     Args:
-        model: a canonical model; left as it is.
+        model: a canonical model; not changed.
     """
     if not _is_candidate(model.graph):
         return 0
@@ -40,7 +40,7 @@ def _is_candidate(graph: ir.Graph) -> bool:
 
 
 def _convolutions(graph: ir.Graph) -> list[ir.Node]:
-    """The convolutions whose weights are initializers."""
+    """Return the convolutions whose weights are initializers."""
     nodes = (node for node in graph.all_nodes() if node.domain == "" and node.op_type == "Conv")
     return [node for node in nodes if node.inputs[1] is not None and node.inputs[1].is_initializer()]
 

@@ -1,4 +1,4 @@
-"""Batch normalization put into a model that has none, without changing what it computes."""
+"""Insertion of batch normalization without changing a model's outputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from burnish.norms.policies import layer_name
 from burnish.value_statistics import Batch, Moments, measure_values
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
-"""Layers that have their channels on axis 1 of the output."""
+"""Layers with channels on axis 1 of their output."""
 TINY = 1e-6
-"""Weights of a channel that are shorter than this part of the layer's median count as none."""
+"""Channels with weights shorter than this fraction of the layer's median count as zero."""
 LENGTH = 1 / np.sqrt(3)
-"""Of the weights of each channel after ``rescale``: that which PyTorch's layers begin with, whatever their size."""
+"""Length of each channel's weights after ``rescale``: that of PyTorch's initialization at any size."""
 
 
 def insert(
@@ -36,41 +36,40 @@ def insert(
     batch: str | None = None,
     engine: str | Engine | None = None,
 ) -> ir.Model:
-    """Put batch normalization after layers, and set it so that the model's inference outputs stay as they are, up to rounding.
+    """Insert batch normalization after layers, with parameters that keep inference outputs unchanged up to rounding.
 
-    With mean m and variance v of a channel the new layer has scale sqrt(v + epsilon) and bias m: it undoes what it does. With
-    ``data``, m and v are those that the layer's output has there, so that training starts from statistics that fit; without,
-    m = 0 and v = 1. This is the way round for a model whose batch normalization was folded.
+    A new layer with mean m and variance v has scale sqrt(v + epsilon) and bias m, so it is the identity. With ``data``, m and v
+    are the statistics of the layer's output, a good start for training; else m = 0 and v = 1. Use this for models whose batch
+    normalization was folded.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        after: ``Conv``, ``ConvTranspose`` or ``Gemm``; or names or shell-style patterns of such layers, called after their
-            weight (``layer1.conv1`` for ``layer1.conv1.weight``) or as their node; or a list of these. A layer that batch
-            normalization follows already is left out where it was not named by itself.
-        data: batches, dicts of arrays by input name; other names, such as labels, are not read.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        after: ``Conv``, ``ConvTranspose`` or ``Gemm``, names or shell-style patterns of such layers, or a list of these. A layer
+            has the name of its weight (``layer1.conv1`` for ``layer1.conv1.weight``) or of its node. Layers that are already
+            followed by batch normalization are skipped unless named exactly.
+        data: batches, dicts of arrays by input name; other names, such as labels, are ignored.
         epsilon: of the new layers.
-        rescale: bring the weights of each channel to a length of 1/sqrt(3), and the new layer's statistics with them. Batch
-            normalization makes a layer independent of that length, and its square divides the learning rate (van Laarhoven
-            2017), so that with a scale folded into them layers would train at very different paces. Which length the weights
-            had before is not in the file. PyTorch draws those of every layer at 1/sqrt(3); short is better than long, as such
-            weights grow where the rate is too high, and never shrink (Arora, Li and Lyu 2018). Layers that share weight or bias
-            with others keep theirs.
-        momentum: of the new layers: the part of the running statistics that a training step retains.
-        batch: ``open`` runs a model of one sample on ``data`` in batches of any size; what is returned takes one all the same.
-        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
+        rescale: True to scale each channel's weights to length 1/sqrt(3), with matching statistics. Batch normalization makes a
+            layer independent of this length, whose square divides the learning rate (van Laarhoven 2017), so layers with folded
+            scales would train at very different rates. The original lengths are unknown; 1/sqrt(3) is PyTorch's initialization,
+            and too short is better than too long, since such weights grow if the rate is too high and never shrink (Arora, Li and
+            Lyu 2018). Layers that share weights or biases are not scaled.
+        momentum: of the new layers: the share of running statistics kept by a training step.
+        batch: ``open`` to run a model of one sample on ``data`` in batches of any size; the result still takes one sample.
+        engine: engine of ``burnish.engines``, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:
-        A canonical model. The initializers of the layer after ``conv1`` are ``conv1.norm.weight``, ``conv1.norm.bias``,
-        ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the dtype of the layer.
+        A canonical model. The new layer after ``conv1`` has the initializers ``conv1.norm.weight``, ``conv1.norm.bias``,
+            ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the layer's dtype.
 
     Raises:
-        ConfigurationError: nothing matches, all of it is normalized already, a layer of unknown size, or an option out of range;
-            or statistics that the model's half precision cannot hold.
-        InputError: a batch that does not fit the model, none at all, or values that are not finite.
+        ConfigurationError: no layer matches, all are normalized already, a layer's size is unknown, an option is out of range, or
+            half precision cannot hold the statistics.
+        InputError: a batch does not fit the model, there is none, or values are not finite.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
-        UnsupportedOperatorError: ``batch="open"``, and the batch cannot be opened, or samples do not stand first in a layer's
-            output then.
+        UnsupportedOperatorError: with ``batch="open"``, the batch cannot be opened, or a layer's output then does not have
+            samples first.
     """
     are_numbers = all(isinstance(number, int | float | np.number) for number in (epsilon, momentum))
     if not (are_numbers and 0 < epsilon < np.inf and 0 <= momentum <= 1):
@@ -91,10 +90,10 @@ def insert(
 
 
 def unfold(source: Source, *_: object, **__: object) -> NoReturn:
-    """Folding cannot be undone: it multiplies the scale into the weights and keeps no trace of either.
+    """Raise an error: folding multiplies the scale into the weights and cannot be undone.
 
     Raises:
-        ConfigurationError: always, with the way round.
+        ConfigurationError: always, with an alternative.
     """
     raise ConfigurationError(
         "unfold: batch normalization that was folded into the layer before it cannot be recovered: of scale, bias, mean and "
@@ -129,7 +128,7 @@ def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
 
 
 def _opened(model: ir.Model, places: Sequence[ir.Node], batch: str) -> ir.Model:
-    """The model for batches of any size, in which the outputs of these layers are [N, C, ...] under their names."""
+    """Return the model for batches of any size, with these layers' outputs as [N, C, ...] under their names."""
     opened = load(model, batch=batch)
     values = {value.name: value for node in opened.graph for value in node.outputs}
     for node in places:
@@ -162,7 +161,7 @@ def _insert(
     momentum: float,
     factors: np.ndarray,
 ) -> None:
-    """Put the new layer in; weights and bias of the layer before it are multiplied by ``factors`` [C], or [1] for none."""
+    """Insert a new layer, and multiply weights and bias of the layer before it by ``factors``, [C] or [1]."""
     output = node.outputs[0]
     channels = _channels(node)
     assert output.dtype is not None
@@ -172,7 +171,7 @@ def _insert(
     with np.errstate(over="ignore"):
         scaled = {"running_mean": mean * factors, "running_var": variance * factors**2}
         arrays = {name: np.broadcast_to(array, channels).astype(dtype) for name, array in scaled.items()}
-    # From the rounded variance and the epsilon as the model holds it: the factor scale / sqrt(variance + epsilon) is then 1.
+    # With the rounded variance and the float32 epsilon of the model, scale / sqrt(variance + epsilon) is exactly 1.
     held = float(np.float32(epsilon))
     arrays["weight"] = (np.sqrt(arrays["running_var"].astype(np.float64) + held) / factors).astype(dtype)
     arrays["bias"] = mean.astype(dtype)
@@ -192,7 +191,7 @@ def _insert(
 
 
 def _factors(node: ir.Node) -> np.ndarray:
-    """What brings the weights of each channel to ``LENGTH`` [C]; [1] where they are not to be changed."""
+    """Return the factors, [C], that scale each channel's weights to ``LENGTH``; [1] for shared weights."""
     operands = [value for value in node.inputs[1:3] if value is not None]
     if not all(value.is_initializer() and len(value.uses()) == 1 for value in operands):
         return np.ones(1)
@@ -203,7 +202,7 @@ def _factors(node: ir.Node) -> np.ndarray:
 
 
 def _grouped(node: ir.Node, weight: np.ndarray) -> np.ndarray:
-    """A layer's weight as [groups, inputs, outputs of a group, positions], one group but in a transposed convolution."""
+    """Return a weight as [groups, inputs, outputs per group, positions]; only transposed convolutions have several groups."""
     if node.op_type == "ConvTranspose":
         groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
         return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
@@ -212,13 +211,13 @@ def _grouped(node: ir.Node, weight: np.ndarray) -> np.ndarray:
 
 
 def _multiply(node: ir.Node, factors: np.ndarray) -> None:
-    """Multiply weight and bias of a layer by a factor for each channel."""
+    """Multiply a layer's weight and bias by a factor per channel."""
     weight, *bias = node.inputs[1:3]
     assert weight is not None
     array = initial_array(weight)
     grouped = _grouped(node, array)
     set_initializer(weight, (grouped * factors.reshape(len(grouped), 1, -1, 1)).reshape(array.shape))
-    for value in bias:  # of which the channels are the last axis, where it has more than one
+    for value in bias:  # channels are on the last axis of a bias
         if value is not None:
             set_initializer(value, initial_array(value) * factors)
 

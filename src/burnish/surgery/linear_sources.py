@@ -1,4 +1,4 @@
-"""The linear layers that a value is put together from, where nothing but moving stands between: joined, cut, reshaped."""
+"""Search for the linear layers whose joined, cut or reshaped results make up a value."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PASSING = frozenset(
         "Dropout",
     }
 )
-"""Operators that only move elements between a layer and what is made of its results."""
+"""Operators that only move elements."""
 LINEAR = ("Conv", "Gemm", "MatMul")
 SAME_AXES = ("Identity", "Cast", "Dropout")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the places along an axis of a value.
+    """A range along an axis of a value.
 
     Attributes:
-        axis: which.
-        begin, end: the first of them, and the first after them.
+        axis: the axis.
+        begin, end: first index, and the index after the last.
     """
 
     axis: int
@@ -44,15 +44,15 @@ class Part:
 
 
 def linear_sources(value: ir.Value, part: Part | None = None) -> list[ir.Node] | None:
-    """Return the linear layers that a value is put together from, in the order of its elements.
+    """Return the linear layers that make up a value, in the order of its elements.
 
     Args:
-        value: of a canonical model.
-        part: of it that is meant; None: all of it.
+        value: value in a canonical model.
+        part: the part of it to trace; None for all.
 
     Returns:
-        ``Conv``, ``Gemm`` and ``MatMul`` with weights of their own, each once; None where the value is computed otherwise from
-        one of them, or holds a part of what one of them gives.
+        ``Conv``, ``Gemm`` and ``MatMul`` nodes with their own weights, each once; None if other operators are involved or only a
+            part of a layer's result is used.
     """
     node = value.producer()
     if node is None or node.domain != "":
@@ -75,7 +75,7 @@ def linear_sources(value: ir.Value, part: Part | None = None) -> list[ir.Node] |
 
 
 def is_moved(value: ir.Value) -> bool:
-    """Whether a value holds results of linear layers, or some of them, and nothing else."""
+    """True if a value holds only results of linear layers, or parts of them."""
     node = value.producer()
     if node is None or node.domain != "":
         return False
@@ -86,7 +86,7 @@ def is_moved(value: ir.Value) -> bool:
 
 
 def _operands(node: ir.Node, value: ir.Value, part: Part | None) -> list[tuple[ir.Value, Part | None]] | None:
-    """What of its operands a part of the result of a node comes from; None where that is not known."""
+    """Return the parts of a node's operands that a part of its result comes from; None if unknown."""
     if node.op_type == "Concat":
         return _joined(node, part)
     source = node.inputs[0] if node.inputs else None
@@ -129,7 +129,7 @@ def _joined(node: ir.Node, part: Part | None) -> list[tuple[ir.Value, Part | Non
 
 
 def _cut(node: ir.Node, value: ir.Value, source: ir.Value) -> Part | None:
-    """The part of what it reads that a Split or a Slice along one axis gives."""
+    """Return the range of its source that a Split or Slice along one axis takes."""
     if source.shape is None:
         return None
     rank = len(source.shape)

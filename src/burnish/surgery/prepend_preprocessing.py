@@ -1,4 +1,4 @@
-"""What is done to pixels, put into a model: it then reads images of any size as they were decoded."""
+"""Pixel preprocessing as part of a model, which then takes decoded images of any size."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from burnish.settings import suggestion
 
 RESIZE_MODES = {"nearest": None, "bilinear": "linear", "bicubic": "cubic"}
 PILLOW_CUBIC = -0.5
-"""Pillow's coefficient of cubic interpolation, and its weights of gray, in 65536ths (ITU-R 601)."""
+"""Pillow's coefficient of cubic interpolation."""
 GRAY_WEIGHTS, GRAY_ONE = (19595, 38470, 7471), 1 << 16
 
 
 def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, input: str | None = None) -> ir.Model:
-    """Return a model that reads images as they were decoded: RGB, uint8, ``[batch, height, width, 3]``, of any size.
+    """Return a model that takes decoded images of any size: RGB, uint8, ``[batch, height, width, 3]``.
 
-    Resize, crop, normalisation, order of channels and layout become operators of the standard before what the input was, whose
-    name the new input has. Resized pixels are Pillow's up to 1 of 255: Pillow rounds between its two passes, and which of them is
-    first depends on its version. With ``nearest``, where the middle of a place lies on the border of two pixels, Pillow may take
-    the other one. EXIF orientation is not applied: an array does not have it.
+    Resize, crop, normalization, channel order and layout become standard operators in front of the old input, whose name the new
+    one takes. Resized pixels equal Pillow's within 1 of 255, since Pillow rounds between its two passes, in an order that depends
+    on its version. With ``nearest``, ties between two pixels may differ. EXIF orientation is not applied.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        pixels: what is done to pixels: a preset, a ``Preprocessing``, or its settings; None: what the model's metadata says.
-        input: the name of the input that takes images; None is the only one.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        pixels: a preset, a ``Preprocessing``, or its settings; that of the model's metadata by default.
+        input: name of the image input; None if it is the only one.
 
     Returns:
-        A canonical model. Its metadata says that its pixels are taken as they are, and to which size files are resized for it.
+        A canonical model. Its metadata declare raw pixels, and the size to which files are resized.
 
     Raises:
-        ConfigurationError: nothing says what is done to pixels, an interpolation that ONNX does not have, or no such input.
-        DataError: the input is not that of images, or the description does not fit it, or leaves its size open.
+        ConfigurationError: the preprocessing is unknown, ONNX lacks its interpolation, or there is no such input.
+        DataError: the input does not take images, or the preprocessing does not fit it or leaves its size open.
         ModelError: the source is not a valid ONNX model.
     """
     model = load(source)
@@ -106,7 +105,7 @@ def _insert(model: ir.Model, old: ir.Value, done: Preprocessing) -> None:
 
 
 def _channels(images: Tensor, done: Preprocessing) -> Tensor:
-    """Return pixels as float32 [batch, channels, height, width], in the order of the model's channels."""
+    """Return pixels as float32 [batch, channels, height, width], in the model's channel order."""
     builder = images.builder
     if done.channels == "gray":
         weighted = builder.cast(images, ir.DataType.INT32) * builder.constant(np.asarray(GRAY_WEIGHTS, np.int32))
@@ -119,7 +118,7 @@ def _channels(images: Tensor, done: Preprocessing) -> Tensor:
 
 
 def _resized(pixels: Tensor, done: Preprocessing) -> Tensor:
-    """Return pixels in the size that the model takes, whole numbers from 0 to 255."""
+    """Return pixels in the model's size, whole numbers from 0 to 255."""
     builder = pixels.builder
     assert done.size is not None
     head = builder.op("Shape", pixels, start=0, end=2)
@@ -133,19 +132,19 @@ def _resized(pixels: Tensor, done: Preprocessing) -> Tensor:
     if done.interpolation == "nearest":
         resized = _nearest(_nearest(pixels, across, 3), down, 2)
     else:
-        # Pillow resizes along the width, rounds, and then along the height, in most cases.
+        # Pillow usually resizes along the width, rounds, and then resizes along the height.
         resized = _smoothed(pixels, builder.op("Concat", head, height, across, axis=0), done.interpolation)
         resized = _smoothed(resized, builder.op("Concat", head, sides, axis=0), done.interpolation)
     if done.resize != CROP:
         return resized
-    # Half of what is over, rounded to even as Python's round does, which torchvision's CenterCrop calls.
+    # Round half to even, as in Python's round, which torchvision's CenterCrop uses.
     over = builder.cast(sides - builder.integers(done.size), ir.DataType.FLOAT) * 0.5
     corner = builder.cast(builder.op("Round", over), ir.DataType.INT64)
     return builder.op("Slice", resized, corner, corner + builder.integers(done.size), builder.integers([2, 3]))
 
 
 def _smoothed(pixels: Tensor, sizes: Tensor, interpolation: str) -> Tensor:
-    """Emit one pass of a resize, rounded to whole numbers as Pillow rounds them: half of one upwards."""
+    """Emit one pass of a resize, rounded half up as in Pillow."""
     builder = pixels.builder
     resized = builder.op(
         "Resize",
@@ -157,13 +156,13 @@ def _smoothed(pixels: Tensor, sizes: Tensor, interpolation: str) -> Tensor:
         coordinate_transformation_mode="half_pixel",
         cubic_coeff_a=PILLOW_CUBIC if interpolation == "bicubic" else None,
         antialias=1,
-        exclude_outside=1,  # at the edges Pillow shares weights out among the pixels that there are
+        exclude_outside=1,  # at the edges Pillow normalizes the weights of existing pixels
     )
     return builder.op("Clip", builder.op("Floor", resized + 0.5), builder.scalar(0, resized), builder.scalar(LARGEST, resized))
 
 
 def _nearest(pixels: Tensor, size: Tensor, axis: int) -> Tensor:
-    """Take, for each place along an axis, the pixel in which its middle lies: in whole numbers, so that nothing is rounded."""
+    """Emit nearest-neighbor resizing along an axis, in exact integer arithmetic."""
     builder = pixels.builder
     extent = builder.op("Shape", pixels, start=axis, end=axis + 1)
     end, zero, one = (builder.op("Squeeze", size), *(builder.constant(np.asarray(number, np.int64)) for number in (0, 1)))
@@ -172,7 +171,7 @@ def _nearest(pixels: Tensor, size: Tensor, axis: int) -> Tensor:
 
 
 def _numbers(pixels: Tensor, done: Preprocessing) -> Tensor:
-    """Return ``(pixel * scale - mean) / std`` in float32: two operations, whose constants are rounded once each."""
+    """Return ``(pixel * scale - mean) / std`` in float32 by two operations, with constants that are rounded once."""
     builder = pixels.builder
     channels = 1 if done.channels == "gray" else 3
     mean, std = (np.broadcast_to(np.asarray(one, np.float64), channels)[None, :, None, None] for one in (done.mean, done.std))
@@ -183,11 +182,10 @@ def _numbers(pixels: Tensor, done: Preprocessing) -> Tensor:
 
 
 def _describe(model: ir.Model, done: Preprocessing) -> None:
-    """Let the metadata say that pixels are taken as they are, and how files of any size become the images of one batch.
+    """Set the metadata for raw pixels and for resizing files of any size to one batch.
 
-    They are resized as the model resizes, which then leaves them as they are. Where it cuts a size out, they keep all of the
-    shorter side that it cuts from; unless the two sides differ by a multiple of 4 (256 and 224 do), the centre of the centre may
-    lie a pixel beside that of the whole.
+    Files are resized as the model does it, so its own resize has no effect. For a center crop, files keep a square of the shorter
+    side; unless the two sides differ by a multiple of 4 (as 256 and 224 do), the model's crop may be off by one pixel.
     """
     assert done.size is not None
     is_cut = done.resize == CROP

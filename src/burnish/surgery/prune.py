@@ -1,4 +1,4 @@
-"""Pruning: weights that are zero, and stay so."""
+"""Pruning: weights that are set to zero and stay zero."""
 
 from __future__ import annotations
 
@@ -34,31 +34,29 @@ def prune(
     end: int = 0,
     every: int = 1,
 ) -> ir.Model:
-    """Return a model whose layers compute with a part of their weights, those farthest from zero; the others are zero.
+    """Return a model with sparse weights: those closest to zero are masked.
 
-    A weight is multiplied by its mask, ``<weight>_mask``, which is state (``stat/<weight>_mask``). No gradient reaches what is
-    masked: weights that were masked here stay zero in the state, and so does what an optimizer keeps for them. ``Session.export``
-    writes weights with zeros in place of the product.
+    Each weight is multiplied by its mask ``<weight>_mask``, which is state (``stat/<weight>_mask``). Masked weights get no
+    gradient, so they and their optimizer state stay zero. ``Session.export`` writes the products as plain weights.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is. It may be one that ``quantize`` returned.
-        sparsity: the part of the weights that is zero, above 0 and below 1; or ``2:4``, 2 of 4 that follow one another along the
-            inputs of a layer (its input channels) are kept, or another such pattern.
-        layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers, called after their weight or as
-            their node. By default all; of a pattern those whose inputs are whole groups, and a warning names the others, such
-            as a first convolution of 3 channels.
-        scope: whether ``sparsity`` is the part of each weight's tensor, or of all together.
-        begin, end: the steps of training between which the part grows from none, by a cubic (Zhu and Gupta 2017). Weights are
-            masked as they are then, and what is masked keeps its last number in the state, which nothing reads. With both 0 it
-            is there from the start.
-        every: steps from one change to the next.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, also one from ``quantize``; not changed.
+        sparsity: share of zeros, between 0 and 1; or a pattern such as ``2:4``, which keeps 2 of every 4 weights along a layer's
+            inputs (input channels).
+        layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers; a layer has the name of its weight
+            or node. The default is all; with a pattern, layers whose inputs are not whole groups (such as a first convolution of
+            3 channels) are named in a warning.
+        scope: ``tensor`` to reach ``sparsity`` in each weight, ``global`` over all together.
+        begin, end: training steps between which the sparsity grows from 0 by a cubic (Zhu and Gupta 2017). Weights masked then
+            keep their last value in the state, which nothing reads. Both 0 prunes at the start.
+        every: steps between changes.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: an option that does not fit, no such layer, or one that was named, or all, whose inputs are no whole
-            number of groups.
+        ConfigurationError: an option does not fit, there is no such layer, or a named layer's (or every layer's) inputs are not
+            whole groups.
         ModelError: the source is not a valid ONNX model.
     """
     pattern = _pattern_of(sparsity)
@@ -91,7 +89,7 @@ def prune(
 
 
 def _pattern_of(sparsity: float | str) -> tuple[int, int] | None:
-    """The two numbers of ``2:4``; None for a part."""
+    """Return the two numbers of a pattern such as ``2:4``; None for a share."""
     matched = _PATTERN.fullmatch(sparsity) if isinstance(sparsity, str) else None
     if matched and 0 < int(matched[1]) < int(matched[2]):
         return int(matched[1]), int(matched[2])
@@ -118,7 +116,7 @@ def _check_schedule(begin: int, end: int, every: int, scope: str, pattern: tuple
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
-    """The initializer that a layer computes with, through the quantization of a weight."""
+    """Return the initializer of a layer's weight, also behind its quantization."""
     if node.domain != "" or node.op_type not in LAYERS:
         return None
     value = node.inputs[1]
@@ -133,7 +131,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def _largest(arrays: Sequence[np.ndarray], sparsity: float) -> list[np.ndarray]:
-    """Masks of tensors that together keep the weights farthest from zero; of equal ones, those that come first."""
+    """Return masks that keep the weights farthest from zero over all tensors; the first ones win ties."""
     sizes = np.concatenate([np.abs(array).ravel() for array in arrays])
     kept = np.zeros(sizes.size, bool)
     count = max(1, round(sizes.size * (1 - sparsity)))
@@ -143,7 +141,7 @@ def _largest(arrays: Sequence[np.ndarray], sparsity: float) -> list[np.ndarray]:
 
 
 def _in_whole_groups(weights: Mapping[ir.Node, ir.Value], group: int) -> list[ir.Node]:
-    """The layers whose inputs are a whole number of groups; warns of the others, and returns all where there are only these."""
+    """Return the layers whose inputs are whole groups and warn of the others; return all if there are none."""
     whole = [node for node, weight in weights.items() if not _array(weight).shape[_input_axis(node, weight)] % group]
     left = [node for node in weights if node not in whole]
     if whole and left:
@@ -157,13 +155,13 @@ def _in_whole_groups(weights: Mapping[ir.Node, ir.Value], group: int) -> list[ir
 
 
 def _input_axis(node: ir.Node, weight: ir.Value) -> int:
-    """The axis of a weight along which a layer sums."""
+    """Return the axis of a weight over which a layer sums."""
     axes = {"Conv": 1, "ConvTranspose": 0, "MatMul": len(_array(weight).shape) - 2}
     return axes[node.op_type] if node.op_type in axes else int(attribute_value(node, "transB", 0))
 
 
 def _groups_kept(weight: ir.Value, node: ir.Node, kept: int, group: int) -> np.ndarray:
-    """A mask that keeps some weights of each group along the inputs of a layer."""
+    """Return a mask that keeps ``kept`` weights of each group along a layer's inputs."""
     array, axis = _array(weight), _input_axis(node, weight)
     if array.shape[axis] % group:
         raise ConfigurationError(
@@ -186,7 +184,7 @@ def _apply(
     mask: np.ndarray,
     mark: PruningMark,
 ) -> None:
-    """Put a mask between a weight and all that reads it."""
+    """Insert a mask between a weight and its readers."""
     readers = tuple(weight.uses())
     set_initializer(weight, array * mask)
     nodes = {around[reader] for reader, _ in readers}
@@ -194,7 +192,7 @@ def _apply(
     builder = Builder(graph, before=first)
     held = add_initializer(graph, names.take(f"{weight.name}_mask"), mask.astype(array.dtype))
     product = builder.tensor(weight) * builder.tensor(held)
-    product.value.name = names.take(f"{weight.name}:masked")  # layers are still called after their weight
+    product.value.name = names.take(f"{weight.name}:masked")  # keeps the layer's name, which derives from its weight's
     producer = product.value.producer()
     assert producer is not None
     mark.put(producer)

@@ -1,4 +1,4 @@
-"""Running statistics computed again over a data set, exactly."""
+"""Exact recomputation of running statistics over a dataset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "stat/"
 
 
 class TrainingSession(Protocol):
-    """What is asked of a session: ``burnish.Session``."""
+    """The required parts of ``burnish.Session``."""
 
     program: Any
     engine: Any
@@ -33,32 +33,30 @@ class TrainingSession(Protocol):
 
 
 def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str | Engine | None = None) -> dict[str, np.ndarray]:
-    """Replace the running statistics of a session by those of a data set, and load them back into it.
+    """Replace the running statistics of a session by those of a dataset.
 
-    Running statistics are an average over earlier steps, whose weights were others. Here every layer's mean and variance
-    are those of all its inputs together, at the weights of now (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in
-    BatchNorm", section 3): as in training, a layer passes on its batch normalized with the batch's own statistics. The first
-    layer's statistics are therefore the data set's, however it is split into batches; those of later layers depend on the
-    batches, which are best as large as in training. Batches may differ in size. Merged in float64, rounded once.
+    Running statistics average over earlier steps with other weights. Here each layer's mean and variance are those of all its
+    inputs at the present weights (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in BatchNorm", section 3). As in training,
+    layers pass on batches normalized with batch statistics. So the first layer's statistics do not depend on the batches, but
+    those of later layers do; batches should be as large as in training. Results are merged in float64 and rounded once.
 
-    Frozen layers stay as they are and normalize with their running statistics. Dropout is off, as it is at inference. A layer
-    under any other policy than ``frozen`` normalizes with the statistics of the whole batch here, also under ``ghost`` and
-    ``renorm``. A layer that runs several times, and keeps one set of statistics, gets those of all its inputs.
+    Frozen layers keep and use their running statistics; others use statistics of the whole batch, even under ``ghost`` and
+    ``renorm``. Dropout is off. A layer that runs several times with one set of statistics gets those of all its inputs.
 
     Args:
         session: an open ``burnish.Session``.
-        data: batches, dicts of arrays by input name; labels are not read.
-        engine: what runs the layers, an engine or its name; by default the session's.
+        data: batches, dicts of arrays by input name; labels are ignored.
+        engine: engine, or its name, to run the layers; that of the session by default.
 
     Returns:
-        The new running statistics by state name, ``stat/...``. The variance is divided by N, or under the rule ``pytorch`` by
-        N - 1, with N the number of elements of a channel in the whole data set.
+        The new running statistics by state name, ``stat/...``. The variance is divided by N, or by N - 1 under the rule
+            ``pytorch``, for N elements per channel in the dataset.
 
     Raises:
-        ConfigurationError: no session, or one whose program has no running statistics that training updates.
-        InputError: a batch that does not fit, none at all, values that are not finite, or a single element per channel where
-            the variance is divided by N - 1. The state is as it was.
-        EngineError: the engine failed; the state is as it was.
+        ConfigurationError: ``session`` is not a session, or its program has no running statistics that training updates.
+        InputError: a batch does not fit, there is none, values are not finite, or the variance is divided by N - 1 = 0. The state
+            is unchanged.
+        EngineError: the engine failed; the state is unchanged.
     """
     if not all(hasattr(session, name) for name in ("program", "engine", "state", "load_state")):
         raise ConfigurationError(
@@ -92,7 +90,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
 
 
 def _read_as(value: ir.Value, array: np.ndarray) -> np.ndarray:
-    """An entry of the state as an input takes it: a frozen weight of a file in sixteen bits is read in float32."""
+    """Return a state entry in the dtype of an input: frozen weights of a 16-bit file are read in float32."""
     assert value.dtype is not None
     return array.astype(value.dtype.numpy(), copy=False)
 
@@ -110,7 +108,7 @@ def _variance(layer: str, moments: Moments, unbiased: bool) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the new value of a running statistic comes from: the key of its moments, the layer, and which of them it is."""
+    """Source of a running statistic: the key of its moments, its layer, and True for the variance."""
 
     key: str
     layer: str
@@ -118,7 +116,7 @@ class _Target:
 
 
 def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]) -> dict[str, _Target]:
-    """Let the layers that training updates normalize with the batch, and measure them; returns the running statistics."""
+    """Make the layers that training updates use batch statistics and measure them; return their running statistics."""
     targets: dict[str, _Target] = {}
     for node in list(graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
@@ -138,13 +136,13 @@ def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]
 
 
 def _in_bodies(graph: ir.Graph, updated: set[str]) -> list[ir.Node]:
-    """The layers in branches whose statistics training updates."""
+    """Return the layers in branches whose statistics training updates."""
     inside = (node for body in graph.subgraphs() for node in body if node.op_type == "BatchNormalization" and node.domain == "")
     return [node for node in inside if any(_state_name(value) in updated for value in node.inputs[3:5])]
 
 
 def _state_name(value: ir.Value | None) -> str | None:
-    """The state entry that a running statistic comes from, through nodes that only pass it on."""
+    """Return the state entry of a running statistic, also through Identity and Cast."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.op_type not in ("Identity", "Cast"):
             return None

@@ -1,4 +1,4 @@
-"""Texts with their labels, wherever they are from: files of lines, tables, JSON lines, data sets of Hugging Face."""
+"""Texts with labels from any source: lines, tables, JSON lines, Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from burnish.errors import DataError
 from burnish.untrusted_files import read_json
 
 TOKEN_LABELS, UNCOUNTED = "labels", -100
-"""A column of labels beside tokens, as Hugging Face has them: the tokens, and -100 at those that do not count."""
+"""Hugging Face's label column of token data: the tokens, with -100 at those that do not count."""
 TEXT_COLUMNS = ("text", "sentence", "document", "content")
 TOKENS, MASK = "input_ids", "attention_mask"
 FILES = {".txt": "txt", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -30,23 +30,23 @@ FORMATS = "a .txt file (a text a line), a .csv, .tsv, .parquet or .jsonl file, o
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts, or tokens of them, with their labels.
+    """Texts or their tokens, with labels.
 
     Attributes:
-        texts: one for each sample; None where the data hold tokens.
-        tokens: of each sample, where the data hold them.
-        labels: of each sample, names or numbers; None where there are none.
-        classes: names of the classes in the order of their indices, where the data say so.
-        source: what to call the data in an error.
-        pairs: of each sample its prompt and completion, where the data hold them.
-        conversations: of each sample its messages, where the data hold them.
-        counted: which of the tokens count, of each sample, where the data say so.
-        unread: columns that are not read.
-        places: what to call each sample, where it is not its number.
-        left_out: how many empty texts were left out.
-        is_written: whether labels are as a file of texts writes them: numbers are texts too.
-        groups: of each sample; None where no column of them was asked for.
-        label: what the column of the labels is called; None where they are in no column.
+        texts: one per sample; None if the data hold tokens.
+        tokens: tokens of each sample, if the data hold them.
+        labels: names or numbers, or None.
+        classes: class names in the order of their indices, if the data define them.
+        source: name of the data, for errors.
+        pairs: prompt and completion of each sample, if the data hold them.
+        conversations: messages of each sample, if the data hold them.
+        counted: mask of the tokens that count, per sample, if the data define it.
+        unread: names of unused columns.
+        places: name of each sample, if not its number.
+        left_out: number of empty texts that were left out.
+        is_written: True for labels from a text file, where numbers are text too.
+        groups: the group of each sample, or None.
+        label: name of the label column, or None.
     """
 
     texts: Sequence[str] | None
@@ -65,10 +65,10 @@ class Texts:
     places: Sequence[str] | None = None
 
     def read_labels(self, known: Sequence[str] | None) -> np.ndarray | None:
-        """Return the labels, as numbers where all of them are: they are class indices then, or values, as those of a table are.
+        """Return the labels; if all are written numbers, as numbers: class indices or values.
 
         Args:
-            known: the names of classes, where there are some: labels that all are among these stay names.
+            known: class names, if any; labels that are all among them stay names.
         """
         if self.labels is None or not self.is_written or (known is not None and {*self.labels.tolist()} <= {*known}):
             return self.labels
@@ -79,13 +79,13 @@ class Texts:
 
     @property
     def form(self) -> str:
-        """What the samples are: ``tokens``, ``pairs``, ``messages``, ``dialogues`` (pairs of messages) or ``text``."""
+        """Kind of samples: ``tokens``, ``pairs``, ``messages``, ``dialogues`` (pairs of messages) or ``text``."""
         if self.conversations is not None:
             return "messages" if self.conversations[0].prompt is None else "dialogues"
         return "pairs" if self.pairs is not None else "text" if self.tokens is None else "tokens"
 
     def place(self, index: int) -> str:
-        """Return what to call a sample in a message."""
+        """Return the name of a sample in a message."""
         return f"sample {index}" if self.places is None else self.places[index]
 
     def __len__(self) -> int:
@@ -105,16 +105,16 @@ def read_texts(
     """Read texts.
 
     Args:
-        source: a path, a data set with ``column_names``, columns by name, ``(texts, labels)``, or texts.
-        column: of a table, that holds the texts; None for one with a usual name, or the only one.
-        label: the column with the labels; None for one with a usual name, or the only other one.
-        labelled: whether labels are wanted.
-        name: what to call data that are no file.
-        group: the column with the group of each text.
-        is_causal: True to read prompts with completions, and messages, too.
+        source: a path, a dataset with ``column_names``, columns by name, ``(texts, labels)``, or texts.
+        column: text column of a table; None for one with a usual name, or the only one.
+        label: label column; None for one with a usual name, or the only other one.
+        labelled: True if labels are needed.
+        name: name of data that are not a file.
+        group: column of groups.
+        is_causal: True to also read prompts with completions, and messages.
 
     Raises:
-        DataError: nothing there, an unknown format, no such column, or a value that is no text.
+        DataError: there are no data, the format is unknown, a column is missing, or a value is not text.
     """
     if isinstance(source, Path) or (isinstance(source, str) and Path(source).suffix.lower() in FILES):
         return _of_file(Path(source), column, label, labelled, group, is_causal)
@@ -160,7 +160,7 @@ def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, 
 
 
 def _of_lines(path: Path, labelled: bool) -> Texts:
-    """A text a line; with labels, the label, a tab and the text. Empty lines are left out, and counted."""
+    """Return one text per line, after a label and a tab if labelled. Empty lines are left out and counted."""
     texts, labels, empty = [], [], 0
     for number, line in _lines(path):
         if not line.strip():
@@ -187,7 +187,7 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
 
 
 def _json_columns(path: Path) -> tuple[dict[str, list[Any]], list[int]]:
-    """The objects of a file, one a line, by the keys of the first, None where one has no value; and the line of each."""
+    """Return the objects of a JSON lines file as columns by the first one's keys (None for no value), and their line numbers."""
     columns: dict[str, list[Any]] = {}
     lines = []
     for number, line in _lines(path):
@@ -268,7 +268,7 @@ def _of_columns(
 
 
 def _with_answers(columns: Mapping[str, Any], used: Sequence[str], source: str, lines: Sequence[int] | None) -> Texts:
-    """The texts of columns with prompts and completions, or with messages."""
+    """Return the texts of columns with prompts and completions, or with messages."""
     whole = {name: _whole(columns[name], name, source, lines) for name in used}
     if not whole[used[0]]:
         raise DataError(f"{source}: no texts")
@@ -287,11 +287,11 @@ def _places(lines: Sequence[int] | None) -> list[str] | None:
 
 
 def _counted(columns: Mapping[str, Any], tokens: Sequence[Tokens] | None, source: str) -> list[np.ndarray] | None:
-    """Which tokens count, by a column of labels beside them: the tokens themselves, and -100 at those that do not."""
+    """Return masks of the tokens that count, from Hugging Face's label column."""
     if tokens is None or TOKEN_LABELS not in columns:
         return None
     labels = [np.asarray(row) for row in columns[TOKEN_LABELS]]
-    if any(row.ndim != 1 for row in labels):  # one of each text, which a language model does not learn
+    if any(row.ndim != 1 for row in labels):  # one label per text, which a language model does not learn
         return None
     if MASK in columns:
         labels = [row[np.asarray(mask, dtype=bool)] for row, mask in zip(labels, columns[MASK], strict=True)]
@@ -305,7 +305,7 @@ def _counted(columns: Mapping[str, Any], tokens: Sequence[Tokens] | None, source
 
 
 def _whole(values: Iterable[Any], name: str, source: str, lines: Sequence[int] | None) -> list[Any]:
-    """The values of a column that is read; raises DataError where one is missing."""
+    """Return the values of a column; raise DataError if one is missing."""
     held = list(values)
     row = next((row for row, value in enumerate(held) if value is None), None)
     if row is not None:
@@ -330,7 +330,7 @@ def _text_column(columns: Mapping[str, Any], column: str | None, label: str | No
 
 
 def _tokens(columns: Mapping[str, Any], source: str) -> list[Tokens]:
-    """Tokens as they are, without those that the column of the mask calls padding."""
+    """Return the given tokens, without those that the mask column marks as padding."""
     rows = []
     for index, row in enumerate(map(np.asarray, columns[TOKENS])):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):

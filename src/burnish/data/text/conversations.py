@@ -1,4 +1,4 @@
-"""Texts with answers, as columns: prompts with completions, and messages of a user and an assistant."""
+"""Columns of prompts with completions, and of messages between user and assistant."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Pair = tuple[str, str]
 
 
 def rows_as_columns(rows: Sequence[Any], source: str) -> Mapping[str, Sequence[Any]] | None:
-    """Return the columns of a list of objects, by the keys of the first; of a list of conversations, one of messages.
+    """Return the columns of a list of objects, by the first one's keys, or of a list of conversations.
 
     Args:
         rows: samples.
-        source: what to call the data in an error.
+        source: name of the data, for errors.
 
     Returns:
         The columns; None if the rows are neither.
 
     Raises:
-        DataError: the rows are the messages of a single conversation, or only some of them are objects.
+        DataError: the rows are the messages of a single conversation, or only some are objects.
     """
     if not rows:
         return None
@@ -45,7 +45,7 @@ def rows_as_columns(rows: Sequence[Any], source: str) -> Mapping[str, Sequence[A
 
 
 def answer_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns with answers among those of some names: messages, or prompt and completion; none without any."""
+    """Return the columns with answers: messages, or prompt and completion; empty if there are none."""
     known = {*names}
     if MESSAGES in known:
         return (MESSAGES,)
@@ -55,16 +55,16 @@ def answer_columns(names: Iterable[str]) -> tuple[str, ...]:
 def read_answers(
     columns: Mapping[str, Sequence[Any]], used: Sequence[str], source: str, places: Sequence[str]
 ) -> list[Pair] | list[Conversation]:
-    """Return what columns with answers hold: pairs of texts, or conversations.
+    """Return the contents of columns with answers: pairs of texts, or conversations.
 
     Args:
-        columns: by name.
-        used: those with answers.
-        source: what to call the data in an error.
-        places: what to call each row in an error.
+        columns: columns by name.
+        used: names of the columns with answers.
+        source: name of the data, for errors.
+        places: name of each row, for errors.
 
     Raises:
-        DataError: a value that is no text, or no list of messages.
+        DataError: a value is neither text nor a list of messages.
     """
     rows = [[_parsed(value) for value in columns[name]] for name in used]
     tools = [_parsed(value) for value in columns[TOOLS]] if TOOLS in columns else [None] * len(rows[0])
@@ -88,7 +88,7 @@ def read_answers(
 
 
 def _parsed(value: Any) -> Any:
-    """Return a list of messages that a table holds as JSON; other values as they are."""
+    """Parse a list of messages that a table holds as JSON; other values are unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("[{"):
         return value
     try:
@@ -98,7 +98,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _messages(value: Any, column: str, source: str, place: str) -> list[dict[str, Any]]:
-    if isinstance(value, Mapping) and all(isinstance(each, list) for each in value.values()):  # as older datasets hold them
+    if isinstance(value, Mapping) and all(isinstance(each, list) for each in value.values()):  # older datasets: lists by key
         value = [dict(zip(value, each, strict=False)) for each in zip(*value.values(), strict=False)]
     if not isinstance(value, list) or not value:
         shown = "empty" if isinstance(value, list) else f"a {type(value).__name__}"
@@ -118,17 +118,17 @@ def _messages(value: Any, column: str, source: str, place: str) -> list[dict[str
 
 
 def settle_train_on(form: str, asked: str | None, recorded: str | None, source: str) -> str:
-    """Return which tokens of texts count.
+    """Return the kind of tokens that count in the loss.
 
     Args:
-        form: of the texts: ``text``, ``pairs``, ``messages``, ``dialogues`` (prompts and completions of messages) or ``tokens``
-            (with labels that say which count).
-        asked: what is asked for.
-        recorded: what the model was trained on, which holds where it is possible.
-        source: what to call the data in an error.
+        form: kind of texts: ``text``, ``pairs``, ``messages``, ``dialogues`` (prompts and completions of messages) or ``tokens``
+            (with labels that define it).
+        asked: requested kind, or None.
+        recorded: kind in the model's training, used if possible.
+        source: name of the data, for errors.
 
     Raises:
-        ConfigurationError: the data do not tell which these are.
+        ConfigurationError: the data do not allow the requested kind.
     """
     two = (COMPLETION, ALL)
     possible = {"text": (ALL,), "pairs": two, "tokens": two, "messages": (ASSISTANT, COMPLETION, ALL)}.get(form, TRAIN_ON)
@@ -144,7 +144,7 @@ def settle_train_on(form: str, asked: str | None, recorded: str | None, source: 
 
 
 def marked_pairs(pairs: Sequence[Pair], train_on: str) -> list[MarkedText]:
-    """Return prompts and completions as texts of which the tokens of the completion count, or all."""
+    """Return prompts and completions as texts, in which the completion counts, or everything."""
     return [
         MarkedText(prompt + answer, [(0 if train_on == ALL else len(prompt), len(prompt) + len(answer))])
         for prompt, answer in pairs
@@ -154,10 +154,10 @@ def marked_pairs(pairs: Sequence[Pair], train_on: str) -> list[MarkedText]:
 def marked_conversations(
     conversations: Sequence[Conversation], train_on: str, settings: TokenizerSettings, source: str
 ) -> list[MarkedText]:
-    """Return conversations as the chat template writes them, with the answers that count.
+    """Return conversations rendered by the chat template, with the answers that count.
 
     Raises:
-        DataError: the template fails, or does not tell where the answers are.
+        DataError: the template fails, or does not mark the answers.
     """
     is_of_pairs = conversations[0].prompt is not None
     whole = train_on == ALL

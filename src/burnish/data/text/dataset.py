@@ -1,4 +1,4 @@
-"""Texts as a data set: tokens, padded to a few lengths, with what is to be learned of them."""
+"""Texts as a dataset of tokens, padded to a few lengths, with their targets."""
 
 from __future__ import annotations
 
@@ -24,46 +24,44 @@ from burnish.program import Entry
 
 SEGMENTS, PLACES = "token_type_ids", "position_ids"
 SHOWN = 5
-"""How many texts a note names."""
+"""Most texts to name in a note."""
 CLASSES_LAST = "cross_entropy:class_axis=-1"
 
 
 class TextDataset:
-    """Texts as batches of tokens, each batch padded to the first bucket that holds its longest text.
+    """Texts as batches of tokens, each padded to the first bucket that holds its longest text.
 
-    All lengths go through one compiled program, whose number of tokens is open, and padding counts nowhere: the mask hides it
-    from attention, and its labels are ignored. A ``Loader`` that shuffles keeps texts of like lengths together.
+    One compiled program with a symbolic number of tokens takes all lengths. The attention mask and ignored labels exclude
+    padding. A shuffling ``Loader`` keeps texts of similar length together.
 
-    A batch holds what the program has of ``input_ids``, ``attention_mask`` (1 at tokens, 0 at padding), ``token_type_ids`` (0)
-    and ``position_ids``, [samples, tokens]; a model with a single input has its tokens there, whatever it is called. The labels
-    are those of the texts [samples], or of each token [samples, tokens]: with the task ``masked`` the token that stood there, at
-    those that were chosen; with ``causal`` the next one, as far as it counts (``Text.train_on``). A text without a token that
-    counts, as its answer is cut off, is left out, and named.
+    A batch has the program's inputs among ``input_ids``, ``attention_mask`` (1 for tokens), ``token_type_ids`` (0) and
+    ``position_ids``, [samples, tokens]; a single input of any name gets the tokens. Labels are per text, [samples], or per token,
+    [samples, tokens]: the original token at masked places (``masked``), or the next token if it counts (``causal``, see
+    ``Text.train_on``). Texts without a token that counts, such as those with a truncated answer, are left out and named.
 
     Args:
-        source: what ``burnish.data.text.columns.read_texts`` reads: a path, a data set of Hugging Face, columns by name,
-            ``(texts, labels)``, or texts.
-        text: how texts become tokens.
-        spec: what the program takes.
-        label: the column with the labels.
-        classes: names of the classes in the order of their indices.
-        name: what to call data that are no file.
-        group: the column with the group of each text.
-        separator: what stands between several labels of a text.
+        source: see ``burnish.data.text.columns.read_texts``.
+        text: settings of the tokenization.
+        spec: inputs of the program.
+        label: label column.
+        classes: class names in the order of their indices.
+        name: name of data that are not a file.
+        group: column of groups.
+        separator: text between several labels of a sample.
 
     Attributes:
-        text: the settings, with nothing left open.
-        described: what a model that is trained on these texts says of them.
-        classes: names of the classes; None where there are none.
-        cut: how many texts were longer than the model takes, and cut off.
-        is_length_known: whether the model says that it takes texts of this length.
-        note: what a person should know of the data.
-        groups: the group of each text; None without.
+        text: complete settings.
+        described: description of the texts for the trained model.
+        classes: class names, or None.
+        cut: number of truncated texts.
+        is_length_known: True if the model declares that it takes texts of this length.
+        note: remarks for the user.
+        groups: the group of each text, or None.
 
     Raises:
-        DataError: texts that cannot be read or are too long, a tokenizer that is missing or another than the model was trained
-            with, tokens that the model does not have, or inputs and labels that texts do not fill.
-        ConfigurationError: settings that do not fit the model.
+        DataError: texts are unreadable or too long, the tokenizer is missing or not that of training, the model lacks a token, or
+            its inputs and labels do not fit texts.
+        ConfigurationError: the settings do not fit the model.
     """
 
     preprocessing = None
@@ -93,7 +91,7 @@ class TextDataset:
         if is_causal:
             form = "text" if texts.form == "tokens" and texts.counted is None else texts.form
             recorded = None if known is None else known.train_on
-            # Without a loss no token counts, and a text needs no answer.
+            # Without a loss no token counts, so a text needs no answer.
             train_on = ALL if spec.label is None else settle_train_on(form, text.train_on, recorded, texts.source)
             self.text = text = replace(text, train_on=train_on)
         self._source, self.cut, self.groups = texts.source, 0, texts.groups
@@ -135,7 +133,7 @@ class TextDataset:
             if text.task == "masked":
                 self._masking = _masking(text, tokenizer, self._source)
         buckets = np.asarray(text.buckets)
-        if spec.predicts:  # outputs of all batches are put together
+        if spec.predicts:  # one bucket, since the outputs of all batches are concatenated
             buckets = buckets[np.searchsorted(buckets, [self._table.lengths.max()])]
         self._buckets = buckets
         self._bucket_of = np.searchsorted(buckets, self._table.lengths)
@@ -143,7 +141,7 @@ class TextDataset:
         self.note = f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What processes that read ahead take: the tokens, without the tokenizer, which not every library lets be copied."""
+        """Return the state for a reading process, without the tokenizer, which may not be picklable."""
         return {**self.__dict__, "_tokenizer": None}
 
     def __len__(self) -> int:
@@ -151,18 +149,17 @@ class TextDataset:
 
     @property
     def divisible(self) -> int:
-        """How many texts there are: of those that are joined, more or fewer than pieces."""
+        """Number of texts before they are joined."""
         return len(self) if self._texts is None else len(self._texts) - 1
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
-        """Return the class of each text, and what says so, in words; None where texts have none."""
         labels = self._labels
         return None if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1 else (labels, self._by)
 
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> TextDataset:
-        """Return some of the texts; of those that are joined, joined again."""
+        """Return some of the texts; joined texts are joined again."""
         part, places = copy.copy(self), np.asarray(indices, np.int64)
-        part._tokenizer, part.groups, part._texts = self._tokenizer, None, None  # of a copy the tokenizer is left out
+        part._tokenizer, part.groups, part._texts = self._tokenizer, None, None  # a copied dataset has no tokenizer
         if self._texts is not None:
             part._table = part._without_empty(self._table.kept(places, self._texts).joined(self.text.length or 0))
         else:
@@ -173,16 +170,16 @@ class TextDataset:
         return part
 
     def words(self, index: int) -> str | None:
-        """Return a text as the model reads it: what its tokens stand for. None where they come without a tokenizer."""
+        """Return a text decoded from its tokens; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.words(self._table.text(index).tolist())
 
     @property
     def longest(self) -> int:
-        """The length that the longest text is padded to."""
+        """Padded length of the longest text."""
         return int(self._buckets[self._bucket_of.max()])
 
     def padded(self, tokens: int) -> dict[str, np.ndarray]:
-        """Return the longest text alone, cut off or padded to so many tokens: what the model is tried on."""
+        """Return a batch of the longest text, truncated or padded to ``tokens`` tokens, to test the model."""
         index = np.array([self._table.lengths.argmax()])
         extent = max(tokens, int(self._table.lengths.max()))
         label = None if self._label is None else self._label.name
@@ -190,20 +187,20 @@ class TextDataset:
         return {name: array if name == label else array[:, :tokens] for name, array in batch.items()}
 
     def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-        """Return the order of an epoch, in which texts of one bucket come together; see ``order_by_length``."""
+        """Return the order of an epoch, with texts of one bucket together; see ``order_by_length``."""
         return order_by_length(self._bucket_of, batch_size, seed, epoch)
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the texts at ``indices``; what is masked is the same each time."""
+        """Return the texts at ``indices``, always with the same masks."""
         return self.batch_of_epoch(indices, 0, 0)
 
     def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return the texts at ``indices`` as an epoch has them, padded to the first bucket that holds them all."""
+        """Return the texts at ``indices`` for an epoch, padded to the first bucket that holds them all."""
         indices = np.asarray(indices, np.int64)
         return self._batch(indices, int(self._buckets[self._bucket_of[indices].max(initial=0)]), seed, epoch)
 
     def _batch(self, indices: np.ndarray, extent: int, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Texts padded to so many tokens, as an epoch has them."""
+        """Return texts for an epoch, padded to ``extent`` tokens."""
         from_left = self.text.padding_side == "left"
         tokens, is_token = self._table.filled(indices, extent, from_left)
         labels: np.ndarray | None = None
@@ -251,7 +248,7 @@ class TextDataset:
         return self._without_empty(table.joined(self.text.length or 0))
 
     def _answers(self, texts: Texts, tokenizer: TextTokenizer) -> Iterator[tuple[Tokens, np.ndarray]]:
-        """The tokens of texts with answers, and which of them count."""
+        """Yield the tokens of texts with answers, and the mask of those that count."""
         train_on = str(self.text.train_on)
         if texts.pairs is not None:
             marked = marked_pairs(texts.pairs, train_on)
@@ -270,7 +267,7 @@ class TextDataset:
             yield tokens, np.asarray(counted, bool)
 
     def _with_counted(self, rows: Iterable[tuple[Tokens, np.ndarray]], texts: Texts) -> TokenTable:
-        """The table of texts of which not all tokens count."""
+        """Return the table of texts with masks of the tokens that count."""
         kept: list[Tokens] = []
         flags: list[np.ndarray] = [np.zeros(0, bool)]
         for index, (tokens, counted) in enumerate(rows):
@@ -288,7 +285,7 @@ class TextDataset:
             yield tokens if self.text.joined else self._fitted(tokens, partial(tokenizer.cut, texts[index]), index)
 
     def _fitted(self, tokens: Tokens, cut: Callable[[], Tokens], index: int, place: str | None = None) -> Tokens:
-        """Return the tokens of a text, cut off where there are more than the model takes."""
+        """Return the tokens of a text, truncated to the model's length."""
         length = self.text.length or 0
         if len(tokens) <= length:
             return tokens
@@ -301,7 +298,7 @@ class TextDataset:
         return cut()[:length]
 
     def _without_empty(self, table: TokenTable, texts: Texts | None = None) -> TokenTable:
-        """Leave out what a language model learns nothing of; a text with a label has one token, that of padding."""
+        """Remove texts that are too short to learn from; an empty text with a label becomes one padding token."""
         least = {"label": 1, "masked": 1, "causal": 2}[str(self.text.task)]
         short = table.lengths < least
         if table.counted is not None:
@@ -322,7 +319,7 @@ class TextDataset:
         return table.kept(np.flatnonzero(~short))
 
     def _without_unanswered(self, table: TokenTable, short: np.ndarray, texts: Texts | None) -> TokenTable:
-        """Leave out texts without a token that counts, and name them; of pieces of joined texts only see that one counts."""
+        """Remove and name texts without a token that counts; for pieces of joined texts, only require that one has some."""
         kept = [index for index in range(len(table)) if table.learned(index) and not short[index]]
         lost = sorted({*range(len(table))}.difference(kept))
         what = {"completion": "a completion", "assistant": "an answer of the assistant"}.get(self.text.train_on or "", "a token")
@@ -357,7 +354,7 @@ class TextDataset:
             )
 
     def _check_vocabulary(self, tokenizer: TextTokenizer | None) -> None:
-        """Refuse tokens that the model has no row for."""
+        """Raise DataError for tokens without a row in the model."""
         entry, tokens = self._inputs[TOKENS], self._table.tokens
         low, high = entry.minimum, entry.maximum
         largest = int(tokens.max(initial=0)) if tokenizer is None else max(tokenizer.size - 1, int(tokens.max(initial=0)))
@@ -375,7 +372,7 @@ def _same(tokens: Tokens) -> Tokens:
 
 
 def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
-    """Return the model's inputs by what fills them."""
+    """Return the model's inputs by role."""
     known = (TOKENS, MASK, SEGMENTS, PLACES)
     inputs = {entry.name: entry for entry in spec.data}
     if len(inputs) == 1:
@@ -397,7 +394,7 @@ def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
 
 
 def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
-    """Return whether a loss compares each token with a class: their number is open where that of the tokens is."""
+    """True if the loss takes a class per token: the label's second extent is symbolic if that of the tokens is."""
     return (
         not label.dtype.is_floating_point()
         and len(label.extents) == 2
@@ -406,7 +403,7 @@ def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
 
 
 def _ignored(label: Entry, tokens: Entry, source: str, task: str) -> int:
-    """Return the label that counts nowhere."""
+    """Return the label that the loss ignores."""
     if not _is_of_tokens(label, tokens) or label.dtype.is_floating_point():
         raise DataError(
             f"{source}: the task '{task}' has a label for each token, and the loss compares with '{label.name}' "

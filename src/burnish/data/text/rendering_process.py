@@ -1,8 +1,7 @@
-"""A process that renders chat templates: a template and conversations as JSON go in, texts and the places of answers come out.
+"""A process that renders chat templates: JSON in, texts and spans of answers out.
 
-A template comes with a model from a stranger. So it is rendered in the sandbox of jinja2, and in a process of its own whose
-memory and time are limited: a sandbox keeps a template from calling what it should not, but not from filling the memory.
-The file imports nothing of burnish, so that the process starts at once.
+Templates come with models from strangers, so jinja2's sandbox renders them in a process with limited memory and time: the sandbox
+restricts calls, but not memory. This module imports nothing of burnish, for a fast start.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 Span = tuple[int, int]
 ASSISTANT = "assistant"
 BEGIN, END = "\ufdd0", "\ufdd1"
-"""What surrounds the body of a generation block while it is rendered: characters that Unicode keeps free of any text."""
+"""Marks around a generation block: characters that Unicode reserves as noncharacters."""
 UNSTABLE = "unstable"
-"""The kind of fault of a template that writes a message otherwise once others follow it."""
+"""Fault of a template that changes a message depending on later ones."""
 
 
 class TooLong(ValueError):
-    """A conversation becomes more characters than it may."""
+    """A rendered conversation has too many characters."""
 
 
 class Unstable(Exception):
-    """The template writes the beginning of a conversation otherwise than that beginning alone."""
+    """The template renders the first messages differently if others follow."""
 
 
 class GenerationBlocks(Extension):
-    """``{% generation %} ... {% endgeneration %}``: what stands between is the answer of the assistant.
+    """``{% generation %} ... {% endgeneration %}``, the block with the assistant's answer.
 
     Attributes:
-        are_marked: True while the places of the blocks are wanted.
+        are_marked: True to mark the blocks in the output.
     """
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
@@ -62,11 +61,11 @@ class Template:
     """A compiled chat template.
 
     Args:
-        source: in Jinja.
+        source: Jinja text.
         tokens: special tokens by role, such as ``eos_token``.
 
     Raises:
-        jinja2.TemplateError: the source is no template.
+        jinja2.TemplateError: invalid source.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]):
@@ -85,14 +84,14 @@ class Template:
         """Return a conversation as text.
 
         Args:
-            messages: of the conversation.
-            tools: that the assistant may call; None without any.
-            most: how many characters there may be.
-            prompt: True to end where the assistant begins its answer.
-            marked: True to surround the body of each generation block with ``BEGIN`` and ``END``.
+            messages: the messages.
+            tools: tools for the assistant, or None.
+            most: most characters.
+            prompt: True to end with the start of the assistant's answer.
+            marked: True to put ``BEGIN`` and ``END`` around generation blocks.
 
         Raises:
-            Exception: whatever the template does wrong.
+            Exception: any error in the template.
         """
         self._blocks.are_marked = marked
         parts, length = [], 0
@@ -107,11 +106,11 @@ class Template:
 
 
 def answers_of(template: Template, messages: Sequence[Any], tools: Any, most: int) -> tuple[str, list[Span]]:
-    """Return a conversation as text, and where in it the answers of the assistant are.
+    """Return a conversation as text, with the spans of the assistant's answers.
 
     Raises:
-        Unstable: the template has no generation blocks, and writes messages otherwise once others follow them.
-        Exception: whatever the template does wrong.
+        Unstable: there are no generation blocks, and later messages change earlier ones.
+        Exception: any error in the template.
     """
     text = template.render(messages, tools, most)
     if template.has_blocks:
@@ -125,17 +124,17 @@ def answers_of(template: Template, messages: Sequence[Any], tools: Any, most: in
 
 
 def prefix_of(template: Template, messages: Sequence[Any], tools: Any, text: str, prompt: bool = False) -> int:
-    """Return how many characters of a text its first messages are.
+    """Return the number of characters that the first messages take in a text.
 
     Args:
         template: the template.
-        messages: the first ones; without any, nothing is before the prompt of the assistant.
-        tools: as ``Template.render`` takes them.
-        text: of the whole conversation.
-        prompt: True for the place where the assistant begins its answer.
+        messages: the first messages; 0 characters if empty.
+        tools: see ``Template.render``.
+        text: the whole conversation.
+        prompt: True to include the start of the assistant's answer.
 
     Raises:
-        Unstable: the text does not begin with them.
+        Unstable: the text does not start with them.
     """
     if not messages:
         return 0
@@ -149,7 +148,7 @@ def prefix_of(template: Template, messages: Sequence[Any], tools: Any, text: str
 
 
 def _marked(marked: str, text: str) -> list[Span]:
-    """Return the places of generation blocks in a text, given the same text with marks around them."""
+    """Return the spans of generation blocks in a text, from the same text with marks."""
     spans: list[Span] = []
     parts: list[str] = []
     begin, place = None, 0
@@ -176,12 +175,12 @@ def _refuse(message: Any) -> None:
 
 
 def render_all(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the texts of all conversations with the places of what counts, or what is wrong with one of them.
+    """Return all conversations as texts with spans, or the first fault.
 
     Args:
-        asked: ``template``, ``tokens``, ``conversations``, ``answers`` (True if the answers of the assistant count, and nothing
-            else) and ``most``, the characters that a conversation of one character may become. A conversation is ``messages``,
-            ``tools`` and ``prompt``: the number of messages before those that count, or None.
+        asked: ``template``, ``tokens``, ``conversations``, ``answers`` (True if only the assistant's answers count) and ``most``,
+            the most characters of a short conversation. A conversation has ``messages``, ``tools`` and ``prompt``, the number of
+            messages before those that count, or None.
 
     Returns:
         ``{"texts": [[text, spans], ...]}``, or ``{"fault": message, "kind": name, "conversation": number or None}``.
@@ -193,7 +192,7 @@ def render_all(asked: Mapping[str, Any]) -> dict[str, Any]:
         for conversation in asked["conversations"]:
             number = len(texts)
             texts.append(_rendered(template, conversation, asked["answers"], asked["most"] + 16 * len(json.dumps(conversation))))
-    except Exception as error:  # a template may fail in any way that Python may
+    except Exception as error:  # a template can raise any exception
         kind = UNSTABLE if isinstance(error, Unstable) else type(error).__name__
         return {"fault": str(error), "kind": kind, "conversation": number}
     return {"texts": texts}
@@ -213,7 +212,7 @@ def _rendered(template: Template, conversation: Mapping[str, Any], answers: bool
 
 
 def _limit_memory(size: int) -> None:
-    """Let this process take so many bytes more than it has, where the system can limit that."""
+    """Limit this process to ``size`` bytes above its present memory, if the system supports that."""
     try:
         import resource
 
@@ -226,7 +225,7 @@ def _limit_memory(size: int) -> None:
 
 
 def main() -> None:
-    """Answer what comes on the standard input, as the whole of a process."""
+    """Answer the request on standard input."""
     asked = json.loads(sys.stdin.buffer.read())
     _limit_memory(asked["memory"])
     answer = json.dumps(render_all(asked))

@@ -1,4 +1,4 @@
-"""The settings by which texts become batches of tokens."""
+"""Settings for batches of tokens from texts."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def _read_buckets(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """How texts become batches of tokens, and what is learned of them.
+    """Tokenization of texts, and the task to learn from them.
 
     Attributes:
-        tokenizer: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``. None for data that
-            hold tokens already (a column ``input_ids``).
-        task: ``label``, the label of each text; ``masked``, tokens that are masked (Devlin et al. 2018); ``causal``, at each
-            token the next one; None: what the model was trained on, else ``label``.
-        length: tokens that a text has at most, with those that the tokenizer puts around it; None: what the model says, else 512.
-        buckets: the lengths that batches are padded to, ascending: each to the first that holds its longest text. None: powers of
+        tokenizer: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``; None for data that
+            hold tokens (a column ``input_ids``).
+        task: ``label``, a label per text; ``masked``, masked tokens (Devlin et al. 2018); ``causal``, the next token. The default
+            is the task in training, else ``label``.
+        length: most tokens of a text, including special ones; by default that of the model, else 512.
+        buckets: ascending lengths for padding; each batch gets the first that holds its longest text. The default is powers of
             two from 16 up to ``length``.
-        too_long: ``cut`` cuts a longer text off, and counts it; ``error`` refuses it.
-        joined: let texts follow each other, and cut them into pieces of ``length``; not for ``label``.
-        masked_share: of the tokens, for ``masked``.
-        column: of a table, that holds the texts; None: ``text``, ``sentence``, ``document`` or ``content``, or the only one. For
-            ``causal`` also ``messages``, or ``prompt`` and ``completion``, which go before.
-        train_on: for ``causal``, the tokens that count in the loss: ``completion``, what follows the prompt, or of messages the
-            last answer; ``assistant``, all answers of the assistant; ``all``. None: ``completion`` for prompt and completion,
-            ``assistant`` for messages, ``all`` for texts.
-        chat_template: for messages, a file of Jinja or its text; None: the tokenizer's own.
-        padding_side: ``right``, after a text, or ``left``, before it, which needs a model with an ``attention_mask``.
+        too_long: ``cut`` truncates and counts longer texts; ``error`` refuses them.
+        joined: True to join texts and cut them into pieces of ``length``; not for ``label``.
+        masked_share: share of tokens for ``masked``.
+        column: text column of a table; by default ``text``, ``sentence``, ``document`` or ``content``, or the only one. For
+            ``causal``, ``messages``, or ``prompt`` and ``completion``, take precedence.
+        train_on: tokens that count in the loss for ``causal``: ``completion`` (after the prompt, or the last answer in messages),
+            ``assistant`` (all answers of the assistant) or ``all``. The default is ``completion`` for prompt and completion,
+            ``assistant`` for messages, and ``all`` for texts.
+        chat_template: Jinja file or text for messages; the tokenizer's own by default.
+        padding_side: ``right``, or ``left`` for a model with an ``attention_mask``.
 
     Raises:
-        ConfigurationError: a setting out of range, or of no meaning for the task.
+        ConfigurationError: a setting is out of range, or does not apply to the task.
     """
 
     tokenizer: Any = option(
@@ -140,19 +140,19 @@ class Text:
             object.__setattr__(self, "buckets", tuple(map(int, sizes)))
 
     def settled(self, known: TextDescription | None, fixed: int | None, of_tokens: bool | None = None) -> Text:
-        """Return the same with task, length and buckets, where they are left open.
+        """Return the settings with task, length and buckets completed.
 
         Args:
-            known: what the model says of the texts that it was trained on.
-            fixed: how many tokens it takes; None where it takes any number.
-            of_tokens: whether its loss compares tokens with labels, or whole texts; None where there is no loss.
+            known: the model's description of its training texts.
+            fixed: number of tokens of the model's input; None if symbolic.
+            of_tokens: True if the loss takes a label per token, False for one per text; None without a loss.
 
         Raises:
-            ConfigurationError: a length that the model does not take, or buckets that do not hold it; or the task is not known.
+            ConfigurationError: the model does not take this length, the buckets do not hold it, or the task is unknown.
         """
         recorded_task = None if known is None else known.task
         if of_tokens is not None and recorded_task is not None and (recorded_task != "label") != of_tokens:
-            recorded_task = None  # of the model that this one goes on from
+            recorded_task = None  # the task of the pretrained model
         task = self.task or recorded_task or (None if of_tokens else "label")
         if task is None:
             raise ConfigurationError(
@@ -180,7 +180,7 @@ class Text:
 
 
 TOKENIZER = "tokenizer.json"
-"""What a run calls its copy of the tokenizer."""
+"""File name of a run's copy of the tokenizer."""
 
 
 TextLike = Text | Mapping[str, Any] | str | Path | Any
@@ -188,16 +188,16 @@ TextLike = Text | Mapping[str, Any] | str | Path | Any
 
 
 def as_text(text: TextLike | None) -> Text | None:
-    """Return settings that may be given in short.
+    """Return settings given in any short form.
 
     Raises:
-        ConfigurationError: a setting that there is not, or one out of range.
+        ConfigurationError: an unknown setting, or a value out of range.
     """
     if text is None or isinstance(text, Text):
         return text
     if isinstance(text, str | Path):
         return Text(tokenizer=text)
-    if hasattr(text, "encode_batch") or hasattr(text, "all_special_ids"):  # a tokenizer itself
+    if hasattr(text, "encode_batch") or hasattr(text, "all_special_ids"):  # a tokenizer object
         return Text(tokenizer=text)
     if isinstance(text, Mapping):
         check_settings("text", Text, text)
@@ -209,12 +209,12 @@ def as_text(text: TextLike | None) -> Text | None:
 
 @dataclass(frozen=True)
 class TextDescription:
-    """The description of the texts that a model was trained on.
+    """The description of a model's training texts.
 
     Attributes:
-        task, length, buckets, joined, masked_share, train_on, padding_side: as ``Text`` has them; None or empty where the model
-            does not say. ``right`` is not written.
-        tokenizer: checksum of the tokenizer; None where there was none.
+        task, length, buckets, joined, masked_share, train_on, padding_side: see ``Text``; None or empty if unknown. ``right`` is
+            not written.
+        tokenizer: checksum of the tokenizer, or None.
     """
 
     task: str | None = None
@@ -228,17 +228,17 @@ class TextDescription:
 
     @classmethod
     def of(cls, text: Text, checksum: str | None) -> TextDescription:
-        """Return what settled settings come to."""
+        """Return the description of complete settings."""
         share = text.masked_share if text.task == "masked" else None
         side = None if text.padding_side == "right" else text.padding_side
         return cls(text.task, text.length, tuple(text.buckets or ()), text.joined, share, checksum, text.train_on, side)
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> TextDescription:
-        """Return what ``options`` wrote.
+        """Return the description that ``options`` wrote.
 
         Raises:
-            ConfigurationError: it is something else.
+            ConfigurationError: ``options`` has other contents.
         """
         unknown = options.keys() - {each.name for each in fields(cls)}
         known: dict[str, Any] = {name: value for name, value in options.items() if name not in unknown}
@@ -255,11 +255,11 @@ class TextDescription:
         return read
 
     def options(self) -> dict[str, Any]:
-        """Return what is known as JSON-compatible values."""
+        """Return the known values, JSON-compatible."""
         return {name: list(value) if name == "buckets" else value for name, value in asdict(self).items() if value}
 
     def text(self) -> str:
-        """Return what is done to texts, in words."""
+        """Return the description in words."""
         learned = {"label": "labels", "masked": f"{100 * (self.masked_share or 0):g} % masked", "causal": "the next token"}
         learned["causal"] += {COMPLETION: " of completions", ASSISTANT: " of the assistant's answers"}.get(
             self.train_on or "", ""
@@ -271,7 +271,7 @@ class TextDescription:
 
 
 def powers_of_two(length: int) -> tuple[int, ...]:
-    """Return the buckets that hold texts of up to ``length`` tokens, by default."""
+    """Return the default buckets for texts of up to ``length`` tokens."""
     sizes = [SHORTEST_BUCKET]
     while 2 * sizes[-1] < length:
         sizes.append(2 * sizes[-1])

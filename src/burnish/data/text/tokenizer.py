@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: ``tokenizers.Tokenizer``, its ``tokenizer.json``, and those of ``transformers``, as one thing."""
+"""Hugging Face tokenizers (``tokenizers.Tokenizer``, ``tokenizer.json``, ``transformers``) behind one interface."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from burnish.installing import install_command
 from burnish.untrusted_files import read_bytes
 
 LARGEST_NUMBER = (1 << 24) - 1
-"""Of a token; the library takes memory for all numbers up to the largest."""
+"""Largest token number; the library allocates memory for all smaller ones."""
 AT_ONCE = 1000
-"""Texts that are tokenized together."""
+"""Texts per call of the tokenizer."""
 LARGEST_TOKENIZER = 256 << 20
-"""Bytes of a tokenizer's file."""
+"""Largest tokenizer file, in bytes."""
 MASKS = ("[MASK]", "<mask>")
 PADDINGS = ("[PAD]", "<pad>")
 ENDS = ("<|endoftext|>", "</s>", "[SEP]", "<eos>")
@@ -31,12 +31,12 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A text of which parts count in the loss.
+    """A text with the parts that count in the loss.
 
     Attributes:
-        text: the whole.
-        spans: the parts that count, as places of characters from and to, ascending.
-        is_complete: True if its special tokens are written in it, so that the tokenizer adds none.
+        text: the text.
+        spans: ascending character ranges that count.
+        is_complete: True if the text contains its special tokens, so the tokenizer adds none.
     """
 
     text: str
@@ -48,23 +48,21 @@ EncodeMarked = Callable[[Sequence[MarkedText]], list[tuple[list[int], list[bool]
 
 
 class TextTokenizer:
-    """A tokenizer, which makes tokens of texts.
-
-    Its own truncation and padding are not taken; a text that is cut off keeps the tokens that the tokenizer puts around it.
+    """A tokenizer, with its own truncation and padding turned off.
 
     Args:
         source: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``.
-        length: of a text that is cut off.
+        length: length of truncated texts, including special tokens.
 
     Attributes:
-        name: the path that it was read from, for messages.
-        size: how many tokens there are.
-        special: those that stand for no piece of text.
-        mask, padding: the token that stands for a gap, and for padding; None where there is none.
-        checksum: of all that decides what becomes of a text.
+        name: path of the tokenizer, for messages.
+        size: number of tokens.
+        special: special tokens.
+        mask, padding: mask and padding tokens, or None.
+        checksum: checksum of everything that affects the tokens.
 
     Raises:
-        DataError: there is no such file, it is no tokenizer, or the library that reads it is missing.
+        DataError: the file is missing or not a tokenizer, or its library is missing.
     """
 
     def __init__(self, source: Any, length: int):
@@ -113,16 +111,16 @@ class TextTokenizer:
 
     @cached_property
     def settings(self) -> TokenizerSettings:
-        """What stands beside the tokenizer: special tokens by role, and a chat template.
+        """Special tokens by role, and the chat template.
 
         Raises:
-            DataError: a file that cannot be read.
+            DataError: a file cannot be read.
         """
         return TokenizerSettings.beside(self._source)
 
     @cached_property
     def end(self) -> int | None:
-        """The token at the end of a text: that of ``settings``, else one of a usual name; None where there is none.
+        """The token at the end of a text: from ``settings``, or with a usual name; None if there is none.
 
         Raises:
             DataError: the settings cannot be read.
@@ -130,7 +128,7 @@ class TextTokenizer:
         return self._find_end()
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the tokens of each text, of whatever length.
+        """Yield the tokens of each text, without truncation.
 
         Raises:
             DataError: the tokenizer has no tokens for a text.
@@ -139,9 +137,10 @@ class TextTokenizer:
             yield from self._encoded(self._whole, texts[start : start + AT_ONCE])
 
     def encode_marked(self, texts: Sequence[MarkedText]) -> Iterator[tuple[list[int], list[bool]]]:
-        """Yield the tokens of each text, of whatever length, and which of them hold a character that counts.
+        """Yield the tokens of each text, without truncation, and the mask of those that count.
 
-        All texts are complete, or none is. Special tokens that the tokenizer puts after a text count if its last token does.
+        All or none of the texts are complete. A token counts if one of its characters does; special tokens after a text count if
+        its last token does.
 
         Raises:
             DataError: the tokenizer has no tokens for a text.
@@ -150,11 +149,11 @@ class TextTokenizer:
             yield from self._encoded(self._marked, texts[start : start + AT_ONCE])
 
     def words(self, tokens: Sequence[int]) -> str | None:
-        """Return tokens as the text that they stand for, without those around it; None where the tokenizer does not tell."""
+        """Decode tokens, without special ones; None if the tokenizer cannot."""
         return None if self._decode is None else str(self._decode(list(tokens), skip_special_tokens=True))
 
     def cut(self, text: str) -> list[int]:
-        """Return the tokens of a text that is cut off.
+        """Return the tokens of a truncated text.
 
         Raises:
             DataError: the tokenizer has no tokens for it.
@@ -164,7 +163,7 @@ class TextTokenizer:
     def _encoded(self, encode: Callable[[Sequence[Given]], list[Made]], texts: Sequence[Given]) -> list[Made]:
         try:
             return encode(texts)
-        except Exception as error:  # the library raises Exception itself
+        except Exception as error:  # the library raises bare Exception
             raise DataError(f"{self.name}: a text cannot be made tokens ({error}); repair the tokenizer") from error
 
 
@@ -182,7 +181,7 @@ def _read(path: Path) -> Any:
     try:
         read = tokenizers.Tokenizer.from_str(text)
         numbers = sorted(read.get_vocab().values())
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises bare Exception
         raise DataError(f"{path}: no tokenizer.json of Hugging Face tokenizers ({error})") from error
     if numbers and numbers[-1] > LARGEST_NUMBER:
         raise DataError(f"{path}: a token has the number {numbers[-1]}, and {LARGEST_NUMBER} is the largest that burnish reads")
@@ -213,13 +212,13 @@ def _overlaps(begin: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _with_end(counted: list[bool], is_empty: Sequence[bool]) -> list[bool]:
-    """Let tokens of no character at the end of a text count if the one before them does."""
+    """Mark tokens without characters at the end of a text as counted if the token before them is."""
     last = next((place for place in reversed(range(len(counted))) if not is_empty[place]), -1)
     return counted if last < 0 or not counted[last] else [*counted[: last + 1], *[True] * (len(counted) - last - 1)]
 
 
 def _marked_by_parts(tokenizer: Any) -> EncodeMarked:
-    """Of a tokenizer that does not say which characters a token is of: parts become tokens one by one."""
+    """Return an encoder for tokenizers without character offsets, which tokenizes counted and other parts one by one."""
 
     def tokens_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""Tokens of many texts in memory, batches of like lengths, and random masks over them."""
+"""Tokens of many texts in memory, batches of similar lengths, and random masks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from functools import cached_property
 import numpy as np
 
 Tokens = Sequence[int] | np.ndarray
-"""Of one text."""
+"""Tokens of one text."""
 ORDER = 0
-"""The stream of random numbers for the order, as ``Loader`` has it."""
+"""Key of the random stream for the order, equal to that of ``Loader``."""
 
 
 class TokenTable:
     """Tokens of many texts, four bytes each.
 
     Attributes:
-        tokens: of all texts, int32 [all].
-        starts: where each text begins, and where the last ends, int64 [texts + 1].
+        tokens: tokens of all texts, int32 [all].
+        starts: start of each text, and the end of the last, int64 [texts + 1].
         lengths: tokens of each text, int64 [texts].
-        counted: which of the tokens a language model is to learn, bool [all]; None for all of them.
+        counted: mask of the tokens that a language model learns, bool [all]; None for all.
     """
 
     def __init__(self, texts: Iterable[Tokens], counted: np.ndarray | None = None):
@@ -35,21 +35,21 @@ class TokenTable:
         return len(self.lengths)
 
     def text(self, index: int) -> np.ndarray:
-        """Return the tokens of a text, int32 [length]; not to be changed."""
+        """Return the tokens of a text, int32 [length], as a view."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def learned(self, index: int) -> int:
-        """Return how many tokens of a text a language model learns, each from those before it."""
+        """Return the number of tokens that a language model learns from a text."""
         if self.counted is None:
             return max(int(self.lengths[index]) - 1, 0)
         return int(self.counted[self.starts[index] + 1 : self.starts[index + 1]].sum())
 
     def kept(self, indices: Sequence[int] | np.ndarray, starts: np.ndarray | None = None) -> TokenTable:
-        """Return the table of some of the texts.
+        """Return the table of some texts.
 
         Args:
-            indices: of the texts.
-            starts: where texts begin among all tokens, and where the last ends, if they are others than those of the table.
+            indices: numbers of the texts.
+            starts: other boundaries of texts among all tokens, instead of the table's.
         """
         starts = self.starts if starts is None else starts
         places = [slice(int(starts[index]), int(starts[index + 1])) for index in indices]
@@ -57,17 +57,17 @@ class TokenTable:
         return TokenTable([self.tokens[place] for place in places], counted)
 
     def joined(self, length: int) -> TokenTable:
-        """Return the tokens of all texts cut into pieces of a length; the last may be shorter."""
+        """Return all tokens cut into pieces of ``length``; the last may be shorter."""
         pieces = (self.tokens[start : start + length] for start in range(0, len(self.tokens), length))
         return TokenTable(pieces, self.counted)
 
     def filled(self, indices: np.ndarray, extent: int, from_left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return texts [n, extent], int64, with 0 around each, and which places hold tokens, bool [n, extent].
+        """Return texts padded with 0, int64 [n, extent], and the mask of tokens, bool [n, extent].
 
         Args:
-            indices: of the texts, int64 [n].
-            extent: tokens of the longest or more.
-            from_left: True to put what fills a row up before the text, not after it.
+            indices: numbers of the texts, int64 [n].
+            extent: padded length.
+            from_left: True to pad on the left.
         """
         lengths = self.lengths[indices][:, None]
         is_token = np.arange(extent) >= extent - lengths if from_left else np.arange(extent) < lengths
@@ -76,10 +76,10 @@ class TokenTable:
         return filled, is_token
 
     def is_counted(self, indices: np.ndarray, is_token: np.ndarray) -> np.ndarray:
-        """Return which places hold tokens that count, bool [n, extent].
+        """Return the mask of tokens that count, bool [n, extent].
 
         Args:
-            indices, is_token: as ``filled`` takes and returns them.
+            indices, is_token: argument and result of ``filled``.
         """
         if self.counted is None:
             return is_token
@@ -90,15 +90,15 @@ class TokenTable:
 
 
 def order_by_length(buckets: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of an epoch in which most batches hold samples of one bucket.
+    """Return an order of an epoch in which most batches have samples of one bucket.
 
-    The samples are shuffled, those of each bucket stay together, and the batches that are cut are shuffled. Batches on the border
-    of two buckets hold samples of both. The samples of a last batch that is shorter are drawn from all.
+    The samples are shuffled and grouped by bucket; then the batches are shuffled. A batch at the border of two buckets has
+    samples of both. A smaller last batch is drawn from all samples.
 
     Args:
-        buckets: which bucket each sample belongs to, [samples].
-        batch_size: samples in a batch.
-        seed, epoch: what the order is a function of.
+        buckets: bucket of each sample, [samples].
+        batch_size: samples per batch.
+        seed, epoch: seeds of the order.
 
     Returns:
         The indices of all samples, int64 [samples].
@@ -112,24 +112,23 @@ def order_by_length(buckets: np.ndarray, batch_size: int, seed: int, epoch: int)
 
 
 MASKING = 2
-"""The stream of random numbers for masks; ``Loader`` has others for the order and for augmentation."""
+"""Key of the random stream for masks, distinct from those of ``Loader``."""
 MASKED, OTHER = 0.8, 0.9
-"""Of the tokens that are chosen, four fifths become the mask, a tenth any other token, and a tenth stays."""
+"""Four fifths of the chosen tokens become the mask, a tenth another token, and a tenth stay."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses tokens that a model is to tell, after Devlin et al. 2018, appendix A.1, and its published code.
+    """Random choice of tokens to predict, after Devlin et al. 2018, appendix A.1, and its published code.
 
-    Of the tokens of a text that stand for a piece of it, ``share`` are chosen, rounded, and one at least. What is chosen, and
-    what becomes of it, is a function of the seed, the epoch and the number of the text alone: not of the batch that it is in, of
-    how far it is padded, or of how many workers there are.
+    ``share`` of a text's ordinary tokens are chosen, rounded, and at least one. The choice depends only on the seed, the epoch
+    and the number of the text, and not on its batch, padding or the number of workers.
 
     Attributes:
-        share: of the tokens.
-        mask: the token that stands for a gap.
-        size: how many tokens there are.
-        special: those that are never chosen, and that no token becomes.
+        share: share of tokens.
+        mask: the mask token.
+        size: number of tokens in the vocabulary.
+        special: tokens that are never chosen nor inserted.
     """
 
     share: float
@@ -143,19 +142,19 @@ class Masking:
 
     @cached_property
     def _ordinary(self) -> np.ndarray:
-        """The tokens that stand for a piece of text; the mask alone where there is none."""
+        """Tokens to insert: all but special ones; the mask if there are none."""
         ordinary = np.setdiff1d(np.arange(self.size), self._special, assume_unique=True)
         return ordinary if len(ordinary) else np.array([self.mask])
 
     def masked(self, tokens: np.ndarray, seed: int, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of a text with those that were chosen replaced, and which they are.
+        """Return the tokens of a text with the chosen ones replaced.
 
         Args:
             tokens: [length].
-            seed, epoch, number: what the choice is a function of.
+            seed, epoch, number: seeds of the choice.
 
         Returns:
-            The tokens, and which were chosen, bool [length].
+            The tokens, and the mask of chosen ones, bool [length].
         """
         generator = np.random.default_rng((seed, MASKING, epoch, number))
         open_places = np.flatnonzero(~np.isin(tokens, self._special))
@@ -170,16 +169,16 @@ class Masking:
 
 
 def next_tokens(tokens: np.ndarray, is_token: np.ndarray, ignored: int, is_counted: np.ndarray | None = None) -> np.ndarray:
-    """Return, for each place, the token after it, [n, places]; ``ignored`` where there is none, or it does not count.
+    """Return the next token at each place, [n, places]; ``ignored`` if there is none or it does not count.
 
     Args:
         tokens: [n, places].
-        is_token: which places hold tokens, and no padding.
-        ignored: the label that counts nowhere.
-        is_counted: which tokens count; None for all.
+        is_token: mask of tokens, without padding.
+        ignored: the label that the loss ignores.
+        is_counted: mask of tokens that count; None for all.
     """
     labels = np.full_like(tokens, ignored)
-    # What stands before the first token of a text is padding, from which nothing is learned.
+    # Left padding: nothing is learned from the padding before the first token.
     is_learned = is_token[:, :-1] & (is_token if is_counted is None else is_counted)[:, 1:]
     labels[:, :-1] = np.where(is_learned, tokens[:, 1:], ignored)
     return labels
