@@ -1,7 +1,7 @@
 """burnish: a training compiler for ONNX models.
 
-Here are the public names, and no code of their own. They are imported when they are first used, so that ``import burnish`` and
-``burnish --help`` load no ONNX library. ``docs/architecture.md`` says what lives in which room.
+This module only lists the public names. Each is imported on first use, so ``import burnish`` and ``burnish --help`` load no ONNX
+library. ``docs/architecture.md`` describes the packages.
 """
 
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ __all__ = [
     "training",
 ]
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+if not TYPE_CHECKING:  # type checkers believe that a module with __getattr__ has every name
     __getattr__, __dir__ = exports(
         __name__,
         {

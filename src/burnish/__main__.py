@@ -1,4 +1,4 @@
-"""``python -m burnish``: the command line."""
+"""Entry point of ``python -m burnish``."""
 
 from burnish.cli import main
 

@@ -1,6 +1,6 @@
-"""Reverse-mode differentiation over a graph. Knows no operator: every rule comes from ``burnish.operators``.
+"""Reverse-mode differentiation of a graph. It knows no operators: every gradient rule comes from ``burnish.operators``.
 
-A node without a rule is written out in the operators of its function, where the standard gives one: the rule of last resort.
+A node without a rule is replaced by its ONNX function body, if the standard defines one, and differentiated through that.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from burnish.operators.semantic import differentiable_outputs, reached_from
 def differentiate(
     builder: Builder, cotangents: Mapping[ir.Value, Tensor], wrt: Sequence[ir.Value]
 ) -> dict[ir.Value, Tensor | None]:
-    """Emit the reverse pass of a graph behind its forward nodes.
+    """Append the backward pass of a graph after its forward nodes.
+
+    Nodes without a gradient rule are first replaced in place by their function bodies, if the standard defines them.
 
     Args:
-        builder: emits at the end of the graph that holds the forward nodes.
-        cotangents: for each differentiated output, the tensor that flows in, of the output's dtype and shape.
-        wrt: the values whose gradients are wanted: graph inputs, initializers or intermediate values.
+        builder: builder that appends to the graph of the forward nodes.
+        cotangents: the incoming gradient of each differentiated output, with the output's dtype and shape.
+        wrt: values to differentiate with respect to: graph inputs, initializers or intermediate values.
 
     Returns:
-        For each value of ``wrt`` its gradient, of its dtype and shape, or None when no output depends on it.
+        The gradient of each value of ``wrt``, with its dtype and shape, or None if no output depends on it.
 
     Raises:
-        GradientError: a node between ``wrt`` and the outputs has no gradient rule. Nodes off that path are not looked at.
-
-    A node without a rule is written out in place where the standard says what it means by a function.
+        GradientError: a node between ``wrt`` and the outputs has no gradient rule. Other nodes are not checked.
     """
     write_out_functions(builder.graph, wrt, cotangents)
     nodes = list(builder.graph)
@@ -63,11 +63,10 @@ def differentiate(
 
 
 def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: Gradients) -> tuple[Tensor | None, ...]:
-    """Return what a rule gives for each operand of a node; those that are left out at the end must not be wanted.
+    """Return the gradient of each operand from a rule's result, which may omit unneeded operands at the end.
 
     Raises:
-        GradientError: the rule returns fewer gradients than are asked for, or one of an input that the node does not have, or
-            something else than tensors.
+        GradientError: the rule returned too few gradients, a gradient for an input that the node lacks, or no tensors.
     """
     name = getattr(rule, "__qualname__", rule)
     produced = (None,) * len(wanted) if result is None else result if isinstance(result, tuple) else (result,)
@@ -109,15 +108,14 @@ def _no_rule(node: ir.Node, value: ir.Value) -> str:
 
 
 def write_out_functions(graph: ir.Graph, wrt: Collection[ir.Value], of: Collection[ir.Value]) -> None:
-    """Write out, in place, the nodes without a gradient rule through which a gradient has to pass and that have a function.
+    """Inline, in place, the functions of nodes that lie on a gradient path and have no gradient rule.
 
-    What the functions of the standard hold may be functions in turn. Outputs of the nodes stay the same values; operators off the
-    path stay as they are.
+    Repeats until the inlined bodies need no further inlining. Output values keep their identity; other nodes are unchanged.
 
     Args:
         graph: the forward graph.
-        wrt: the values whose gradients are wanted.
-        of: the values that are differentiated.
+        wrt: values to differentiate with respect to.
+        of: values to differentiate.
     """
     opset = graph.opset_imports[""]
     if not any(_is_candidate(node, opset) for node in graph.all_nodes()):
@@ -134,7 +132,7 @@ def write_out_functions(graph: ir.Graph, wrt: Collection[ir.Value], of: Collecti
 
 
 def passes_gradient(node: ir.Node, opset: int) -> bool:
-    """Whether a gradient passes a node: by a rule, or by those of the operators in its function."""
+    """True if a node is differentiable, by its own rule or by the rules of the operators in its function body."""
     if has_gradient(node, opset):
         return True
     if not _is_candidate(node, opset):
@@ -152,7 +150,7 @@ def passes_gradient(node: ir.Node, opset: int) -> bool:
 
 
 def path(graph: ir.Graph, wrt: Iterable[ir.Value], of: Iterable[ir.Value]) -> list[ir.Node]:
-    """Return the nodes of a graph, and of the bodies on the way, through which gradients of ``of`` go to ``wrt``."""
+    """Return the nodes, in subgraphs too, that lie between ``wrt`` and ``of``, in reverse order."""
     active, needed = set(wrt), set(of)
     for node in graph:
         if any(value in active for value in read_by(node)):
@@ -167,14 +165,14 @@ def path(graph: ir.Graph, wrt: Iterable[ir.Value], of: Iterable[ir.Value]) -> li
 
 
 def _inside(node: ir.Node, active: set[ir.Value]) -> Iterator[ir.Node]:
-    """The nodes on the way through the bodies of a node: from what it carries, and what it reads of the graph around it."""
+    """Yield the nodes on a gradient path through the subgraphs of a node: from loop-carried and from captured values."""
     for body in bodies(node):
         entering = [value for value in body.inputs if _carries(value)]
         yield from path(body, {*active, *entering}, body.outputs)
 
 
 def _is_candidate(node: ir.Node, opset: int) -> bool:
-    """Whether a node has a function, no rule, and an output that a gradient may come in by."""
+    """True if a node has a function body, no gradient rule, and a floating-point output."""
     return node.domain == "" and has_function(node.op_type, opset) and not has_gradient(node, opset) and _has_floats(node)
 
 

@@ -1,6 +1,6 @@
-"""The ONNX backend interface (``onnx.backend.base``): any model, training operators among them, on stock ONNX Runtime.
+"""The ONNX backend interface (``onnx.backend.base``) on stock ONNX Runtime, for inference and training operators.
 
-``burnish.backend.BurnishBackend`` runs what ``burnish.lower`` makes of a model. It is what ONNX's own backend tests drive.
+``burnish.backend.BurnishBackend`` lowers models with ``burnish.lower`` and runs them. ONNX's own backend tests use it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class PreparedModel(BackendRep):
     """A model loaded into ONNX Runtime.
 
     Args:
-        model: the model, lowered and loaded.
-        inputs: the names of the source's inputs, in its order.
-        outputs: the names of its outputs.
+        model: the lowered, loaded model.
+        inputs: input names, in the order of the source model.
+        outputs: output names.
     """
 
     def __init__(self, model: LoadedModel, inputs: Sequence[str], outputs: Sequence[str]):
@@ -37,17 +37,17 @@ class PreparedModel(BackendRep):
         """Run the model once.
 
         Args:
-            inputs: arrays in the order of the model's inputs, or by name; one array alone for a model with one input.
+            inputs: arrays in the order of the model's inputs, or by name; a single array for a model with one input.
             kwargs: not used.
 
         Returns:
-            The outputs in the model's order, a named tuple.
+            The outputs in the model's order, as a named tuple.
 
         Raises:
-            InputError: another number of inputs than the model has, or other names.
+            InputError: the number or the names of the inputs do not match the model.
             EngineError: ONNX Runtime cannot run the model on them.
         """
-        # Scalars of numpy count as arrays here, and ONNX Runtime refuses them.
+        # ONNX Runtime refuses NumPy scalars.
         feed = {name: np.asarray(item) if isinstance(item, np.generic) else item for name, item in self._by_name(inputs).items()}
         results = self._model(feed)
         return tuple(namedtupledict("Outputs", self._outputs)(*(results[name] for name in self._outputs)))
@@ -69,16 +69,16 @@ class PreparedModel(BackendRep):
 
 
 class BurnishBackend(Backend):
-    """Lowers models to standard operators and runs them on stock ONNX Runtime, on the CPU."""
+    """ONNX backend that lowers models to standard operators and runs them on stock ONNX Runtime, on the CPU."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", *, seed: int = 0, **kwargs: Any) -> PreparedModel:
-        """Lower a model and load it.
+        """Lower and load a model.
 
         Args:
-            model: the model; left as it is.
+            model: the model; not changed.
             device: ``CPU``.
-            seed: of dropout masks, see ``burnish.lower``.
+            seed: seed of the dropout masks, see ``burnish.lower``.
             kwargs: not used.
 
         Raises:
@@ -96,14 +96,14 @@ class BurnishBackend(Backend):
     def run_node(
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Run one operator, of the version that the installed ``onnx`` has, or of ``opset_version``.
+        """Run one operator.
 
         Args:
-            node: the operator; its inputs without a name are left out.
+            node: the operator; unnamed inputs are omitted.
             inputs: arrays in the order of the inputs.
             device: ``CPU``.
             outputs_info: not used.
-            kwargs: ``opset_version``: of the standard domain.
+            kwargs: ``opset_version``, the version of the standard domain; by default the newest one.
         """
         names = [name for name in node.input if name]
         arrays = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
@@ -124,7 +124,7 @@ class BurnishBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether the backend runs on a device: ``CPU``."""
+        """True for ``CPU``."""
         return device.split(":")[0] == "CPU"
 
 

@@ -1,4 +1,4 @@
-"""Every error burnish raises on purpose, and every warning: the node or name, what is wrong, and what to do about it."""
+"""Errors and warnings of burnish. Each message names the node or option, the problem, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 
 UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that steer a terminal or an editor: control and format characters, lone surrogates, line ends."""
+"""Unicode categories that can control a terminal or editor: control and format characters, lone surrogates, line ends."""
 
 
 def escaped(text: str) -> str:
-    """Return a text with the characters that steer a terminal written out: ``\\x1b``, ``\\n``, ``\\u202e``.
+    """Return a text with control characters escaped: ``\\x1b``, ``\\n``, ``\\u202e``.
 
-    Names in a file can hold any: colour codes, line ends that forge a line, marks that turn what follows around.
+    Names in a file can contain colour codes, line ends that forge a log line, or marks that reverse the text.
     """
     if text.isprintable():
         return text
@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
 
 
 class _EscapedRecords(logging.Filter):
-    """Writes out what steers a terminal in messages of the log ``burnish``."""
+    """Escapes control characters in messages of the ``burnish`` log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = escaped(record.getMessage()), ()
@@ -35,14 +35,14 @@ logging.getLogger("burnish").addFilter(_EscapedRecords())
 
 
 class _Escaped:
-    """An exception whose text is one line without anything that steers a terminal, whatever names stand in it."""
+    """An exception whose text is one line without control characters, whatever names it contains."""
 
     def __str__(self) -> str:
         return escaped(super().__str__())
 
 
 class BurnishError(_Escaped, Exception):
-    """Base of all errors that are the user's to act on."""
+    """Base class of all errors that the user can act on."""
 
 
 class ModelError(BurnishError):
@@ -50,14 +50,14 @@ class ModelError(BurnishError):
 
 
 class UnsupportedOperatorError(BurnishError):
-    """An operator that burnish cannot train, lower or run where it stands."""
+    """An operator that burnish cannot train, lower or run in its context."""
 
 
 class GradientError(UnsupportedOperatorError):
-    """An operator on the path from a trained parameter to the loss that has no gradient rule.
+    """An operator without a gradient rule between a trained parameter and the loss.
 
     Attributes:
-        problem: the message without the options that the caller added to it.
+        problem: the message without the advice that the caller appended.
     """
 
     def __init__(self, problem: str, options: str = ""):
@@ -66,7 +66,7 @@ class GradientError(UnsupportedOperatorError):
 
 
 class ConfigurationError(BurnishError):
-    """An option of the user's that does not fit the model: an unknown initializer, output, loss or optimizer."""
+    """An option that does not fit the model: an unknown initializer, output, loss or optimizer."""
 
 
 class InputError(BurnishError):
@@ -78,26 +78,26 @@ class NonFiniteLossError(BurnishError):
 
 
 class CheckpointError(BurnishError):
-    """A checkpoint or saved program that is truncated, foreign, or does not fit."""
+    """A checkpoint or saved program that is truncated, from another program, or does not fit."""
 
 
 class CallbackError(BurnishError):
-    """A callback of a trainer that raised an exception: the message names the callback and the event."""
+    """A callback raised an exception. The message names the callback and the event."""
 
 
 class DataError(BurnishError):
-    """A data set that cannot be read as one."""
+    """A data set that cannot be read."""
 
 
 class EngineError(BurnishError):
-    """An engine that is missing, or cannot run what it was given."""
+    """A missing engine, or a model that an engine cannot run."""
 
 
 class WorkerError(BurnishError):
-    """A worker of a data-parallel run that is gone, late, cannot be reached, or differs from the others.
+    """A worker of a data-parallel run is gone, late, unreachable, or differs from the others.
 
     Attributes:
-        comes_again: whether a new start of the run would end so too.
+        comes_again: True if restarting the run would fail in the same way.
     """
 
     def __init__(self, message: str, comes_again: bool = False):
@@ -106,11 +106,11 @@ class WorkerError(BurnishError):
 
 
 class CarryOverWarning(_Escaped, UserWarning):
-    """A state was taken over in part: the message names what was not.
+    """A state was loaded only in part. The message names the missing entries.
 
     Attributes:
-        fresh: state entries that start anew -> why.
-        dropped: state entries of the other program that this one has no place for.
+        fresh: state entries that keep their initial values -> reason.
+        dropped: entries of the loaded state that this program does not use.
     """
 
     def __init__(self, message: str, fresh: Mapping[str, str] | None = None, dropped: Iterable[str] = ()):
@@ -120,11 +120,11 @@ class CarryOverWarning(_Escaped, UserWarning):
 
 
 class UntrainedWeightsWarning(_Escaped, UserWarning):
-    """Weights of a model stay as they are though nobody asked for that: no gradient reaches them.
+    """Weights of a model are not trained, though nobody froze them: no gradient reaches them.
 
     Attributes:
-        problem: the message without the options that the caller added to it.
-        weights: initializer name -> why, as a clause that names the operator in the way.
+        problem: the message without the advice that the caller appended.
+        weights: initializer name -> reason, a clause that names the blocking operator.
     """
 
     def __init__(self, problem: str, options: str = "", weights: Mapping[str, str] | None = None):
@@ -134,19 +134,19 @@ class UntrainedWeightsWarning(_Escaped, UserWarning):
 
 
 class ObjectiveWarning(_Escaped, UserWarning):
-    """What is trained is probably not what was meant.
+    """The training objective is probably not the intended one.
 
-    The loss applies an activation to probabilities; or what exported the model made weights one, or two of one, folded batch
-    normalization into them, or left scalars that count as constants; or samples of a batch are mixed.
+    Examples: the loss applies an activation to probabilities; the exporter merged weights, folded batch normalization into them
+    or turned scalars into constants; the model mixes samples of a batch.
     """
 
 
 class NothingLearnedWarning(_Escaped, UserWarning):
-    """A run of fine-tuning ended no better than a model that gives the same answer for each sample; the message says what to try.
+    """Fine-tuning ended no better than a constant answer. The message suggests remedies.
 
     Attributes:
-        loss: where the run ended; of the evaluation data if nothing was learned that holds for these alone.
-        chance: the loss of always giving the share of each class, or the best value.
+        loss: the final loss; the evaluation loss if only that one failed to improve.
+        chance: the loss of always predicting the class frequencies, or the best constant.
     """
 
     def __init__(self, message: str, loss: float | None = None, chance: float | None = None):
@@ -155,43 +155,44 @@ class NothingLearnedWarning(_Escaped, UserWarning):
 
 
 class DenseGradientWarning(_Escaped, UserWarning):
-    """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
+    """An embedding table gets a dense gradient instead of one for the rows in the batch. The message gives the reason."""
 
 
 class DataWarning(_Escaped, UserWarning):
-    """Samples are read otherwise than one would expect, or some are left out; the message says which."""
+    """Samples were skipped or read in an unexpected way. The message says which."""
 
 
 class KernelWarning(_Escaped, UserWarning):
-    """Kernels cannot be used, and an engine's usual operators run instead: there is no compiler, a library cannot be loaded, or
-    another user could have written it. The message says why."""
+    """An engine falls back to its stock operators because the kernels are not usable.
+
+    There is no compiler, a library cannot be loaded, or another user could have written it. The message gives the reason.
+    """
 
 
 class UnprunedLayersWarning(_Escaped, UserWarning):
-    """Layers that were not named are not pruned, as the pattern does not fit them; the message says which."""
+    """Layers that do not fit the pruning pattern, and were not named by the user, stay unpruned. The message lists them."""
 
 
 class LayersInBodiesWarning(_Escaped, UserWarning):
-    """Layers in branches or loop bodies stay as they are where those of the graph around them change; the message says which."""
+    """Layers in branches or loop bodies stay unchanged although layers of the main graph change. The message lists them."""
 
 
 class FixedBatchWarning(_Escaped, UserWarning):
-    """A PyTorch module takes batches of one size alone, which its ``forward`` fixes; the message says which."""
+    """A PyTorch module accepts only one batch size, fixed by its ``forward``. The message gives it."""
 
 
 class HooksWarning(_Escaped, UserWarning):
-    """A module that is wrapped has submodules with hooks, which are not called; or one that is compiled has hooks on "
-    "gradients."""
+    """Hooks are ignored: of submodules in a wrapped module, or gradient hooks in a compiled one."""
 
 
 class AttributesWarning(_Escaped, UserWarning):
-    """``forward`` of a PyTorch module sets attributes to what it computes, which a graph does not; the message says which."""
+    """A PyTorch ``forward`` stores computed values in attributes, which a graph cannot do. The message lists the attributes."""
 
 
 def comes_again(error: BaseException) -> bool:
-    """Whether what raised an error would raise it again at a new start: a wrong model, option or data, here or on another worker.
+    """True if an error would recur after a restart, because a model, an option or the data is wrong on some worker.
 
-    An engine may have run out of memory, a disk may have been full, and a loss depends on rounding: these may not come again.
+    Other errors may be temporary: an engine ran out of memory, a disk was full, or a loss was affected by rounding.
     """
     if isinstance(error, WorkerError):
         return error.comes_again

@@ -1,7 +1,7 @@
-"""The command that installs an optional package, for messages that name a missing one.
+"""Install commands for optional packages, for error messages.
 
-It names an extra of burnish, which pip finds in the installed burnish, with or without an index. If burnish is not installed, but
-a checkout on Python's path, it names the package.
+A command names an extra of burnish, which pip resolves from the installed burnish, with or without an index. If burnish runs from
+a checkout and is not installed, the command names the package.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ EXTRAS = {
     "torch": ("torch", "torch>=2.13"),
     "wandb": ("wandb", "wandb"),
 }
-"""By the name that is imported: the extra that installs it, and what that requires; as in ``pyproject.toml``."""
+"""Import name -> the extra that installs it and its requirement; the same as in ``pyproject.toml``."""
 
 
 def install_command(module: str) -> str:
-    """Return the command that installs a module, ready for a shell.
+    """Return the shell command that installs a module.
 
     Args:
-        module: the name that is imported, such as ``sklearn``; of a submodule the first part counts. A name that is not in
-            ``EXTRAS`` is taken for that of its package.
+        module: import name, such as ``sklearn``; only the first part of a dotted name counts. A name that is not in ``EXTRAS`` is
+            used as the package name.
     """
     name = module.partition(".")[0]
     extra, requirement = EXTRAS.get(name, (None, name))
@@ -38,7 +38,7 @@ def install_command(module: str) -> str:
 
 
 def installed_extras() -> list[str]:
-    """Return the extras that the installed burnish has; none if it is not installed."""
+    """Return the extras of the installed burnish; empty if it is not installed."""
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""Lazy names of a package: each is imported when it is first used, without the others."""
+"""Lazy imports of a package's public names: each is imported on first use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 
 def exports(package: str, defined_in: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562): the one finds its modules too, the other lists ``__all__``.
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). The first also finds submodules, the second lists
+    ``__all__``.
 
-    Assign them under ``if not TYPE_CHECKING``: to a type checker a package with ``__getattr__`` has every name.
-    A name must differ from every module of the package: importing a module sets the attribute of its name.
+    Assign them under ``if not TYPE_CHECKING``: type checkers believe that a package with ``__getattr__`` has every name. No name
+    may equal that of a submodule, since importing a submodule sets the attribute of its name.
 
     Args:
-        package: its ``__name__``.
-        defined_in: {module of the package: the names that it defines, with spaces between}.
+        package: ``__name__`` of the package.
+        defined_in: {submodule: the names that it defines, separated by spaces}.
     """
     modules = {name: f"{package}.{module}" for module, names in defined_in.items() for name in names.split()}
 

@@ -1,7 +1,6 @@
-"""Training and inference from one source graph: batch normalization and dropout are bound to a mode here.
+"""Training and inference graphs from one source graph: binds batch normalization and dropout to a mode.
 
-A source exported in training mode and one exported in inference mode are specialized alike: what the exporter wrote in
-``training_mode`` does not matter, only the mode asked for.
+The exporter's ``training_mode`` attribute is ignored: only the requested mode counts.
 """
 
 from __future__ import annotations
@@ -46,28 +45,28 @@ from burnish.random import Numbered, Places, bernoulli, dropout, multinomial, no
 from burnish.random.keys import keys_in_bodies
 from burnish.sample_axes import Analysis, numbered
 
-# Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a
-# thousand standard deviations no digit of it is left.
+# Runtimes without a kernel for these expand the standard's function body, which computes the variance as E[x²] - E[x]². If the
+# mean is a thousand standard deviations, no digit of that is correct.
 EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 NORMALIZATION = frozenset({"BatchNormalization"})
 
 IR_VERSION = 10
-"""Of the models that hold graphs while they are bound; it says nothing of a graph."""
+"""IR version of the temporary models that hold the graphs; without effect on them."""
 
 IN_A_BODY = Numbered(*[Places(problem="a branch or loop body draws for them")] * 2)
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the passes of TRAINING are told.
+    """Context of the passes of TRAINING.
 
     Attributes:
         policies: the policy of each batch normalization node.
-        statistics: takes the next value of each running statistic.
-        key: the random key that is drawn from.
-        drawing: the nodes of the graph that draw at random, in the order of their streams.
-        places: where samples stand in what each of them draws.
+        statistics: collects the updated running statistics.
+        key: the random key.
+        drawing: random nodes of the graph, in the order of their streams.
+        places: positions of the samples in each random draw.
     """
 
     policies: Mapping[ir.Node, NormPolicy]
@@ -78,9 +77,9 @@ class Training:
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
-    """The batch normalization nodes of a graph and of the branches in it, in its order.
+    """Return the batch normalization nodes of a graph and its branches, in graph order.
 
-    Those that compute the statistics they normalize with are none: they keep nothing, and do the same in every mode.
+    Nodes that compute the statistics they normalize with are left out: they have no state and act the same in every mode.
     """
     layers = []
     for node in graph:
@@ -93,18 +92,18 @@ def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
 
 
 def batch_normalizations_in_loops(graph: ir.Graph) -> list[ir.Node]:
-    """The batch normalization nodes in loop bodies of a graph, which run any number of times in a step."""
+    """Return the batch normalization nodes in loop bodies, which run any number of times per step."""
     run_once = {*batch_normalizations(graph)}
     inside = (node for body in graph.subgraphs() for node in _nodes(body, NORMALIZATION) if node not in run_once)
     return [node for node in inside if not computes_statistics(node)]
 
 
 def numbered_draws(graph: ir.Graph, data: Collection[str]) -> dict[ir.Node, Numbered]:
-    """Return where samples stand in what each node draws, by which several workers draw those of their own.
+    """Return the positions of samples in each random draw, so that each worker can draw the numbers of its own samples.
 
     Args:
-        graph: of standard operators; what others do with samples is not known. Draws in bodies are left out.
-        data: the names of the inputs that are a batch.
+        graph: a graph of standard operators. Draws in subgraphs are ignored.
+        data: names of the inputs with a batch axis.
     """
     drawing = _nodes(graph, RANDOM_OPERATORS)
     analysis = Analysis(graph, data) if drawing else None
@@ -122,20 +121,19 @@ def bind_training(
     """Specialize a graph to training, in place.
 
     Args:
-        graph: the graph; its batch normalization nodes, and all that draw at random, are replaced. Batch normalization in loops
-            is frozen.
+        graph: the graph. Batch normalization and random nodes are replaced; batch normalization in loops is frozen.
         policies: the policy of each batch normalization node.
-        running_variance: which batch variance enters the running variance.
-        key: the random key that is drawn from; every node that draws has a stream of its own.
-        step: gives the step counter, an int64 scalar; called only when a policy changes over training.
-        places: what ``numbered_draws`` returns of the graph.
+        running_variance: the kind of batch variance that updates the running variance.
+        key: the random key; every random node gets its own stream.
+        step: returns the step counter, an int64 scalar; called only if a policy depends on the step.
+        places: the result of ``numbered_draws``.
 
     Returns:
-        For every running statistic that a step updates, its next value.
+        The next value of each running statistic that a step updates.
 
     Raises:
         ModelError: a layer whose operands do not hold one value per channel.
-        ConfigurationError: a node in the body of an operator that numbers no iterations draws at random.
+        ConfigurationError: a random node in a subgraph whose operator does not count iterations.
     """
     statistics = RunningStatistics(running_variance, policies, step)
     drawing = tuple(_nodes(graph, RANDOM_OPERATORS))
@@ -144,18 +142,18 @@ def bind_training(
 
 
 def bind_inference(graph: ir.Graph) -> None:
-    """Specialize a graph to inference, in place: running statistics, and no dropout.
+    """Specialize a graph to inference, in place: use running statistics and remove dropout.
 
-    Other nodes that draw at random stay as they are: there is no key in inference, and the runtime draws as it likes.
+    Other random nodes stay: inference has no key, so the runtime draws as it likes.
     """
     INFERENCE.run(ir.Model(graph, ir_version=IR_VERSION), None)
 
 
 def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], data: Collection[str]) -> None:
-    """Specialize a graph to inference that is differentiated, in place: running statistics, no dropout, and training forms.
+    """Specialize a graph to differentiable inference, in place: running statistics, no dropout, and training forms.
 
     Args:
-        graph, key, step: as for ``bind_training``; other nodes that draw at random draw from the key.
+        graph, key, step: as for ``bind_training``; random nodes other than dropout use the key.
         data: as for ``numbered_draws``.
     """
     remove_dropout(graph)
@@ -164,9 +162,9 @@ def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], da
 
 
 def bind_as_exported(graph: ir.Graph) -> None:
-    """Leave every node in the mode it was exported in, made differentiable, in place.
+    """Keep every node in its exported mode but make it differentiable, in place.
 
-    Training-mode batch normalization exposes its statistics, and updates its running outputs by the standard's rule.
+    Training-mode batch normalization exposes its batch statistics and updates its running outputs by the standard's rule.
     """
     exported: dict[ir.Node, NormPolicy] = {
         node: Train()
@@ -182,7 +180,7 @@ def bind_as_exported(graph: ir.Graph) -> None:
 
 
 def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambda node: True) -> bool:
-    """Replace, in bodies too, the operators that have a form of their own for training, if ``where`` holds for them."""
+    """Replace operators, in subgraphs too, by their training forms if ``where`` is true for them."""
     changed = False
     for body in (graph, *graph.subgraphs()):
         body.opset_imports.update(graph.opset_imports)
@@ -197,7 +195,7 @@ def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambd
 
 
 def use_running_statistics(graph: ir.Graph) -> bool:
-    """Let each batch normalization, in bodies too, normalize with its running statistics."""
+    """Make each batch normalization, in subgraphs too, use its running statistics."""
     layers = [node for body in (graph, *graph.subgraphs()) for node in _nodes(body, NORMALIZATION)]
     for node in layers:
         _bind_frozen(node)
@@ -205,7 +203,7 @@ def use_running_statistics(graph: ir.Graph) -> bool:
 
 
 def remove_dropout(graph: ir.Graph) -> bool:
-    """Replace each dropout, in bodies too, by what it reads."""
+    """Replace each dropout, in subgraphs too, by its input."""
     dropouts = [node for body in (graph, *graph.subgraphs()) for node in _nodes(body, {"Dropout"})]
     for node in dropouts:
         _remove_dropout(node)
@@ -213,7 +211,7 @@ def remove_dropout(graph: ir.Graph) -> bool:
 
 
 def put_forms_that_keep_digits(graph: ir.Graph) -> bool:
-    """Put the training forms of operators whose kernels lose digits in inference too, or that runtimes have no kernel for."""
+    """Use training forms in inference too if an operator's kernel loses digits or runtimes have none for it."""
     return put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
 
 
@@ -226,7 +224,7 @@ def _bind_frozen(node: ir.Node) -> None:
 
 
 def _center(graph: ir.Graph, node: ir.Node) -> None:
-    """Take the mean off before a frozen layer: a runtime's x * a + b loses digits when the mean is large."""
+    """Subtract the mean before a frozen layer: runtimes compute x * a + b, which loses digits if the mean is large."""
     builder = Builder(graph, before=node)
     x, mean = (builder.tensor(value) for index in (0, 3) if (value := node.inputs[index]) is not None)
     channels = mean.dimension(0)
@@ -235,7 +233,7 @@ def _center(graph: ir.Graph, node: ir.Node) -> None:
     taken_off = builder.cast(mean, x.dtype)
     zeros = builder.constant(np.zeros(channels, mean.dtype.numpy()))
     node.replace_input_with(0, (x - per_channel(taken_off, x)).value)
-    # A mean of more digits than x has leaves what x could not take off.
+    # If the mean has more digits than x, subtract the remainder in the layer.
     node.replace_input_with(3, (zeros if mean.dtype == x.dtype else mean - builder.cast(taken_off, mean.dtype)).value)
 
 
@@ -256,13 +254,12 @@ def _bind_layer(graph: ir.Graph, node: ir.Node, policy: NormPolicy, statistics: 
 
 
 def _bind_normalization(model: ir.Model, context: Training) -> bool:
-    """Bind the layers that a policy is for."""
     bind_layers(model.graph, context.policies, context.statistics, _bind_layer)
     return bool(context.policies)
 
 
 def _draw_from_keys(model: ir.Model, context: Training) -> bool:
-    """Draw dropout masks and random numbers from the key, in bodies from one of their own for each iteration."""
+    """Draw dropout masks and random numbers from the key; subgraphs get a separate key in each iteration."""
     places = dict(context.places)
     drawing = [(node, context.key) for node in context.drawing]
     for body, inside in keys_in_bodies(model.graph, context.key, RANDOM_OPERATORS):
@@ -277,7 +274,7 @@ def _draw_from_keys(model: ir.Model, context: Training) -> bool:
 
 
 def _freeze_others(graph: ir.Graph, policies: Container[ir.Node]) -> bool:
-    """Bind the layers that no policy is for, in place: those in loops, and those that compute their statistics."""
+    """Bind, in place, the layers without a policy: layers in loops and layers that compute their own statistics."""
     changed = False
     for body in (graph, *graph.subgraphs()):
         for node in _nodes(body, NORMALIZATION):
@@ -319,7 +316,7 @@ def _bind_dropout(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int, pl
 
 
 def _bind_draw(graph: ir.Graph, node: ir.Node, key: ir.Value, stream: int, places: Numbered) -> None:
-    """Put numbers drawn from the key in the place of a random operator; its ``seed`` attribute gives way to the key."""
+    """Replace a random operator by numbers drawn from the key, which overrides its ``seed`` attribute."""
     builder = Builder(graph, before=node)
     words, source = builder.tensor(key), node.inputs[0] if node.inputs else None
     declared = attribute_value(node, "dtype", None)
@@ -367,11 +364,11 @@ TRAINING: Stage[Training] = Stage(
     ),
     settles=False,
 )
-"""A graph becomes that of a training step: batch normalization by its policies, and random numbers from a key."""
+"""Stage that makes a training graph: batch normalization by its policies, and random numbers from a key."""
 
 INFERENCE: Stage[None] = Stage(
     "INFERENCE",
     (rewrite_graph(use_running_statistics), rewrite_graph(remove_dropout), rewrite_graph(put_forms_that_keep_digits)),
     settles=False,
 )
-"""A graph becomes that of inference: running statistics, and no dropout. Other nodes draw as the runtime likes."""
+"""Stage that makes an inference graph: running statistics and no dropout. The runtime draws other random numbers."""

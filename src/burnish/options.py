@@ -1,4 +1,4 @@
-"""Options that are declared once: fields of a frozen dataclass, from which keyword arguments and the command line are derived."""
+"""Options declared once, as fields of a frozen dataclass, and used for keyword arguments and the command line."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Asked = TypeVar("Asked", covariant=True)
 Result = TypeVar("Result")
 
 DECLARED = "declared"
-"""The metadata of a field that ``option`` made."""
+"""Metadata key of a field that ``option`` made."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What an option is declared with beside its type and its default.
+    """The declaration of an option, in addition to its type and default.
 
     Attributes:
-        check: returns the value that is kept of the one that is given, such as an object for its name; raises
-            ConfigurationError for a value that is wrong whatever the model or the data. The default is kept as it is.
-        help: of the command line: one sentence without the default, and after an empty line what ``--help-all`` adds; None for
-            an option that the command line does not have.
-        shown_default: what the help calls the default, if the value itself does not say it.
-        is_common: True for an option that most people need: ``--help`` lists it, and ``--help-all`` the rest.
-        short: its name of one letter on the command line, such as ``-e``.
-        metavar: what the help calls the value.
-        several: may be given several times: ``read`` takes a list.
-        kind: the type of a value on the command line.
+        check: converts a given value, such as a name to its object; raises ConfigurationError for a value that is wrong for any
+            model or data. Not applied to the default.
+        help: help of the command line: one sentence without the default, and after an empty line the text that ``--help-all``
+            adds; None hides the option from the command line.
+        shown_default: text for the default in the help, if the value itself is not clear.
+        is_common: True if ``--help`` lists the option; ``--help-all`` lists all options.
+        short: one-letter form on the command line, such as ``-e``.
+        metavar: name of the value in the help.
+        several: True if it may be repeated; ``read`` then takes a list.
+        kind: type of the value on the command line.
         least: the smallest number.
-        spelled: how the command line writes it; by default its name, with dashes.
-        read: returns the value of what the command line gives; raises ConfigurationError for a text that says none.
+        spelled: name on the command line; by default the field name with dashes.
+        read: parses the value from the command line; raises ConfigurationError for an invalid text.
     """
 
     check: Callable[[Any], Any] | None = None
@@ -56,27 +56,28 @@ class Declaration:
 
 
 def option(default: Any = MISSING, *, compare: bool = True, **declared: Any) -> Any:
-    """Declare an option, as a field of a subclass of ``Options``; ``declared`` is what ``Declaration`` takes."""
+    """Declare an option, as a field of a subclass of ``Options``. ``declared`` takes the fields of ``Declaration``."""
     return field(default=default, compare=compare, metadata={DECLARED: Declaration(**declared)})
 
 
 def same_option(options: type[Any], name: str, default: Any = MISSING, **changed: Any) -> Any:
-    """Declare an option as another class does, but for another default, or what changes of its ``Declaration``."""
+    """Declare the same option as another class, with another default or changes to its ``Declaration``."""
     other, declared = declarations(options)[name]
     return field(default=other.default if default is MISSING else default, metadata={DECLARED: replace(declared, **changed)})
 
 
 def declarations(options: type[Any]) -> dict[str, tuple[Field[Any], Declaration]]:
-    """Return the field and the declaration of each option, by name, in their order."""
+    """Return the field and the declaration of each option, by name, in order."""
     return {one.name: (one, one.metadata.get(DECLARED, Declaration())) for one in fields(options)}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one topic. A subclass is a frozen dataclass whose fields ``option`` makes; its docstring says what each is.
+    """Base class of the options of one topic. Subclasses are frozen dataclasses with fields from ``option``, documented in their
+    docstrings.
 
     Raises:
-        ConfigurationError: a value that an option cannot have.
+        ConfigurationError: an option has an invalid value.
     """
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class Options:
 
 
 class Taker(Protocol[Keywords, Asked]):
-    """What gives a function the options of a class; ``takes`` returns it."""
+    """A decorator that adds keyword arguments for options; ``takes`` returns it."""
 
     @overload
     def __call__(self, function: Callable[[First, Asked], Result], /) -> Callable[Concatenate[First, Keywords], Result]: ...
@@ -104,13 +105,13 @@ class Taker(Protocol[Keywords, Asked]):
 
 
 def takes(options: Callable[Keywords, Asked], otherwise: str = "") -> Taker[Keywords, Asked]:
-    """Let a function whose last parameter is ``options`` take each of them as a keyword argument.
+    """Return a decorator for a function whose last parameter is ``options``: it then takes each option as a keyword argument.
 
-    Its signature and its docstring have them too, as they have them in the class.
+    The options are added to its signature and its docstring.
 
     Args:
         options: a subclass of ``Options``.
-        otherwise: for an option that it does not have: the function or class that may have it.
+        otherwise: the function or class to suggest for an unknown option.
     """
     remedy = f"; for anything else use {otherwise}" if otherwise else ""
 
@@ -143,7 +144,7 @@ def takes(options: Callable[Keywords, Asked], otherwise: str = "") -> Taker[Keyw
 
 
 def _with_arguments(function: str | None, options: str | None) -> str | None:
-    """Return the docstring of a function with the arguments of its options at the end of its own."""
+    """Return a function's docstring with the arguments of its options after its own."""
     if function is None or options is None:  # Python was started with -OO
         return function
     text, added = inspect.cleandoc(function) + "\n", _arguments(inspect.cleandoc(options))
@@ -159,10 +160,10 @@ def _arguments(text: str) -> str:
 
 
 def read_options(options: type[Any], texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of options by name, from what the command line or a file gives; None and no texts give nothing.
+    """Return option values by name, parsed from the command line or a file; None and empty lists are skipped.
 
     Raises:
-        ConfigurationError: a text that says no value.
+        ConfigurationError: a text is not a valid value.
     """
     declared = declarations(options)
     return {name: declared[name][1].read(given) for name, given in texts.items() if given not in (None, [])}

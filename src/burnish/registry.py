@@ -1,4 +1,4 @@
-"""What there is of a kind by name, and how one is asked for: by text, by options, or as an object."""
+"""Registry of named classes and functions, created from text, options or objects."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Made = TypeVar("Made")
 
 
 class Registry(dict[str, Callable[..., Made]], Generic[Made]):
-    """What makes each of a kind, by name; one of your own is entered as in any dictionary.
+    """Constructors of one kind of object, by name. Add your own as in any dictionary.
 
-    Text is ``name`` or ``name:setting=value,setting=value``; a value is JSON where it can be read as such, else text. Options are
-    a mapping of the settings and of ``name``.
+    Texts have the form ``name`` or ``name:setting=value,setting=value``; each value is parsed as JSON if possible, and is text
+    otherwise. Options are a mapping with ``name`` and the settings.
 
     Args:
-        kind: of what is made, for messages: ``loss``.
+        kind: the kind of object, for messages: ``loss``.
         makers: functions and classes by name.
         home: where a user finds objects of the kind: ``burnish.losses``.
-        is_made: whether something is an object of the kind.
-        unlisted: more makers, which a name alone gives too little: messages leave them out.
-        bare: whether the first setting of a maker may stand without its name: ``ghost:32``.
+        is_made: returns True for an object of the kind.
+        unlisted: additional makers that need settings; messages do not list them.
+        bare: True if the first setting may be given without its name: ``ghost:32``.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Registry(dict[str, Callable[..., Made]], Generic[Made]):
         self._home, self._is_made, self._bare = home, is_made, bare
 
     def resolve(self, given: object) -> Made:
-        """Return what a text or options describe, or the object itself.
+        """Return the object that a text or options describe; an object of the kind is returned unchanged.
 
         Raises:
-            ConfigurationError: there is none of that name; a setting is unknown, missing, given twice or not usable; or what is
-                given is none of these.
+            ConfigurationError: the name or a setting is unknown, a setting is missing, repeated or invalid, or ``given`` has
+                another type.
         """
         if isinstance(given, str):
             return self.make(*self.read(given))
@@ -63,25 +63,25 @@ class Registry(dict[str, Callable[..., Made]], Generic[Made]):
         raise ConfigurationError(f"{self._article} is a name{objects}, not {self._described(given)}; {self._choice()}")
 
     def read(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Return the name and the settings in a text.
+        """Parse a text into a name and its settings.
 
         Raises:
-            ConfigurationError: there is none of that name, or the settings are not written as such.
+            ConfigurationError: the name is unknown, or the settings have the wrong form.
         """
         takes = self.takes(text.partition(":")[0].strip())
         positional = [setting for setting, one in takes.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
         return read_settings(self.kind, text, next(iter(positional), "") if self._bare else None)
 
     def make(self, name: str, settings: Mapping[str, Any]) -> Made:
-        """Return what a name and settings describe."""
+        """Return a new object from its name and settings."""
         return with_settings(f"{self.kind} '{name}'", self._maker(name), settings)
 
     def check(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError where a name does not take one of the settings, or needs another."""
+        """Raise ConfigurationError if a setting is unknown or a required one is missing."""
         check_settings(f"{self.kind} '{name}'", self._maker(name), settings)
 
     def takes(self, name: str) -> Mapping[str, inspect.Parameter]:
-        """Return the settings of a name."""
+        """Return the parameters of a name, by setting."""
         return inspect.signature(self._maker(name)).parameters
 
     def _maker(self, name: str) -> Callable[..., Made]:

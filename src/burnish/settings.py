@@ -1,4 +1,4 @@
-"""What options of all kinds share: settings behind a name, patterns of names, and what comes near a name that there is not."""
+"""Parsing and checking of settings, name patterns, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS = 18
 _LONGEST_NAME = 200
-"""Letters of a name that is compared with those that there are."""
+"""Longest name, in characters, that is compared with the known names."""
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def is_number_text(text: str) -> bool:
-    """Whether a text is a number in the digits 0 to 9; NaN and infinity are. Python's ``float`` takes ``1_0`` as 10 too."""
+    """True if a text is a number in the digits 0 to 9, NaN or infinity. Python's ``float`` would read ``1_0`` as 10."""
     return _NUMBER.fullmatch(text.strip()) is not None
 
 
 def is_natural_text(text: str) -> bool:
-    """Whether a text is up to 18 digits 0 to 9 and nothing else. Python's ``isdigit`` takes others too, such as ``²``."""
+    """True if a text consists of 1 to 18 digits 0 to 9. Python's ``isdigit`` also accepts others, such as ``²``."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def read_number(text: str) -> float:
-    """Return the number that a text is.
+    """Return the number in a text.
 
     Raises:
-        ValueError: it is none, or is written with underscores or with other digits than 0 to 9.
+        ValueError: it is no number, or has underscores or digits other than 0 to 9.
     """
     if not is_number_text(text):
         raise ValueError(f"{text!r} is no number in the digits 0 to 9")
@@ -50,10 +50,10 @@ def read_number(text: str) -> float:
 
 
 def read_whole(text: str) -> int:
-    """Return the whole number that a text is, as ``read_number`` reads it.
+    """Return the whole number in a text, with the rules of ``read_number``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a whole number.
     """
     if not is_number_text(text):
         raise ValueError(f"{text!r} is no whole number in the digits 0 to 9")
@@ -61,16 +61,16 @@ def read_whole(text: str) -> int:
 
 
 def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Read ``huber:delta=0.5,reduction=sum`` or ``adamw:betas=[0.8,0.9]``: a name, and settings after a colon.
+    """Parse a name with settings, such as ``huber:delta=0.5,reduction=sum`` or ``adamw:betas=[0.8,0.9]``.
 
     Args:
-        kind: what it is, for the message: ``loss``.
-        text: a value in it is JSON or a number where it can be read as such, else text; ``True``, ``False`` and ``None`` are read
-            as well.
-        first: the setting whose value may come first without its name: ``ghost:32``. Empty: the value is taken for a name.
+        kind: the kind of object, for the message: ``loss``.
+        text: the text. Each value is parsed as JSON, a number, ``True``, ``False`` or ``None`` if possible, and is text
+            otherwise.
+        first: the setting that may be given first without its name: ``ghost:32``. If empty, the value itself is used as the name.
 
     Raises:
-        ConfigurationError: a setting without a value, one that is given twice, or a colon without settings.
+        ConfigurationError: a setting has no value or is repeated, or no settings follow the colon.
     """
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if colon and not rest:
@@ -89,7 +89,7 @@ def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, 
 
 
 def _parts(text: str) -> list[str]:
-    """Return what stands between commas; one inside brackets belongs to a value."""
+    """Split a text at commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -110,15 +110,15 @@ def _value(text: str) -> Any:
 
 
 def split(values: Sequence[str]) -> list[str]:
-    """Return the values of an option that may be given several times, or with commas between."""
+    """Return the values of an option that may be repeated or hold a comma-separated list."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def is_switched_off(variable: str) -> bool:
-    """Whether a variable of the environment says ``off``.
+    """True if an environment variable is ``off``.
 
     Raises:
-        ConfigurationError: it says something else than ``on`` or ``off``.
+        ConfigurationError: it is neither ``on``, ``off`` nor empty.
     """
     text = os.environ.get(variable, "")
     if text not in ("", "on", "off"):
@@ -127,21 +127,21 @@ def is_switched_off(variable: str) -> bool:
 
 
 def memory_size(text: str) -> int | None:
-    """Return the bytes that ``1.5GB``, ``64 MiB`` or ``1000`` says; None where a text says none."""
+    """Return the number of bytes in a text such as ``1.5GB``, ``64 MiB`` or ``1000``; None if it is not a size."""
     found = _SIZE.fullmatch(text)
     return None if found is None else int(float(found["number"]) * _UNITS[(found["unit"] or "B").upper()])
 
 
 def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, Any]) -> Made:
-    """Return what ``make`` makes of settings by name.
+    """Return ``make(**settings)``.
 
     Args:
-        what: what it makes, for the message: ``optimizer 'sgd'``.
+        what: the object, for the message: ``optimizer 'sgd'``.
         make: a function or class.
         settings: its keyword arguments.
 
     Raises:
-        ConfigurationError: a setting that it does not take, one that it needs and was not given, or a value that it cannot use.
+        ConfigurationError: a setting is unknown, missing or invalid.
     """
     check_settings(what, make, settings)
     try:
@@ -151,7 +151,7 @@ def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, A
 
 
 def check_settings(what: str, make: Callable[..., object], settings: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for a setting by name that ``make`` does not take, or one that it needs and was not given."""
+    """Raise ConfigurationError if ``make`` does not take one of the settings, or requires one that is missing."""
     parameters = inspect.signature(make).parameters.values()
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     takes = [one.name for one in named]
@@ -167,10 +167,10 @@ def check_settings(what: str, make: Callable[..., object], settings: Mapping[str
 
 
 class PlainSettings:
-    """What frozen dataclasses of settings share: NumPy's scalars become Python's before anything checks or writes them.
+    """Base of frozen dataclasses of settings. It converts NumPy scalars to Python numbers before other checks.
 
-    They stand in fields, and in tuples, lists and dictionaries there. A field that is declared ``bool`` takes True and False
-    only: any text would count as true. A subclass that has a ``__post_init__`` finds both done.
+    Scalars nested in tuples, lists and dictionaries are converted too. A field declared ``bool`` must be True or False, since any
+    text would count as true. Both steps run before a subclass's ``__post_init__``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -195,30 +195,30 @@ class PlainSettings:
 
     @property
     def owner(self) -> str:
-        """Whose settings these are, for messages."""
+        """Name of the object with the settings, for messages."""
         return getattr(self, "name", type(self).__name__)
 
 
 class NamedSettings(PlainSettings):
-    """Plain settings of what is asked for by name, and can be made again from the options that it gives.
+    """Plain settings with a name, which can be restored from their options.
 
-    A field that is not compared is no setting: ``burnish.compile`` says what it holds.
+    Fields with ``compare=False`` are no settings: ``burnish.compile`` sets them.
     """
 
     @property
     def name(self) -> str:
-        """How it is asked for; a subclass says it, as ``name = "sgd"``."""
+        """Registered name; subclasses set it as ``name = "sgd"``."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """Return name and settings as JSON-compatible values, from which the same is made again."""
+        """Return name and settings as JSON-compatible values from which an equal object can be made."""
         settings = {field.name: getattr(self, field.name) for field in fields(self) if field.compare}  # type: ignore[arg-type]
         return {"name": self.name} | {name: as_option(value) for name, value in settings.items()}
 
 
 @runtime_checkable
 class HasOptions(Protocol):
-    """What can be made again from options."""
+    """An object that can be restored from its options."""
 
     def options(self) -> dict[str, Any]: ...
 
@@ -239,8 +239,8 @@ def _make_plain(settings: PlainSettings) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a setting with Python's numbers and truth values in place of NumPy's scalars; the same object where it has none."""
-    import numpy as np  # not above: the command's help would wait for it
+    """Return a setting with NumPy scalars replaced by Python numbers and booleans; the same object if it has none."""
+    import numpy as np  # imported here to keep the command's help fast
 
     if isinstance(value, np.bool_ | np.integer | np.floating):
         return bool(value) if isinstance(value, np.bool_) else int(value) if isinstance(value, np.integer) else float(value)
@@ -254,13 +254,13 @@ def plain(value: Any) -> Any:
 
 
 def check_call(option: str, function: Callable[..., Any], arguments: str, example: str) -> None:
-    """Raise ConfigurationError where a function cannot be called with two arguments.
+    """Raise ConfigurationError if a function cannot be called with two arguments.
 
     Args:
-        option: of the function, for the message.
-        function: what is to be called.
-        arguments: what it is called with, in words.
-        example: a function that would do, as Python text.
+        option: the option that takes the function, for the message.
+        function: the function.
+        arguments: its two arguments, in words.
+        example: a valid function, as Python text.
     """
     try:
         inspect.signature(function).bind(0, 1)
@@ -269,12 +269,12 @@ def check_call(option: str, function: Callable[..., Any], arguments: str, exampl
             f"{option}: the function {function!r} cannot be called with {arguments} ({error}): give a function of these two, "
             f"such as {example}"
         ) from error
-    except ValueError:  # a function of an extension module may have no signature to look at
+    except ValueError:  # functions of extension modules may have no signature
         return
 
 
 def call_hint(value: object) -> str:
-    """Return ``: call it, as in cosine(...)`` for a class or function in the place of what it makes, else nothing."""
+    """Return ``: call it, as in cosine(...)`` if a class or function was given instead of an object, else an empty text."""
     if not isinstance(value, type | FunctionType):
         return ""
     name = value.name if isinstance(value, type) and issubclass(value, NamedSettings) else value.__name__
@@ -282,17 +282,17 @@ def call_hint(value: object) -> str:
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Whether a name is the pattern, or fits it as a shell-style pattern; upper and lower case differ."""
+    """True if a name equals a pattern or matches it as a shell-style pattern; case-sensitive."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Return up to three of the known names, quoted: those that come near, else the first."""
+    """Return up to three known names, quoted: the most similar ones, or the first if none is similar."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or list(known)[:3]
     return ", ".join(f"'{other}'" for other in close)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return `` (did you mean 'sgd'?)`` where a known name comes near, else nothing."""
+    """Return `` (did you mean 'sgd'?)`` if a known name is similar, else an empty text."""
     close = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else ()
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,7 +1,7 @@
-"""Stop a computation by Ctrl-C, by SIGTERM, by a limit of time, or at the end of the interpreter.
+"""Stopping of computations by Ctrl-C, SIGTERM, a time limit, or the end of the interpreter.
 
-Python hears a signal only in the main thread, between two of its own instructions, and not while a library computes there. So a
-thread waits for the signal and stops the run. It lets a run that is nearly over finish, so that no step is lost.
+Python handles a signal only in the main thread and between two instructions, not during a call of a library. So a separate thread
+waits for the signal and stops the run. A run that is nearly done may finish, so that no step is lost.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ from typing import Any, Protocol, TypeVar
 Result = TypeVar("Result")
 
 GRACE_SECONDS = 2.0
-"""How long a run may go on after Ctrl-C; a second one stops it at once."""
+"""Time that a run may continue after Ctrl-C; a second Ctrl-C stops it at once."""
 EXIT_SECONDS = 5.0
-"""How long the interpreter waits for a run to stop when it ends."""
+"""Time that the interpreter waits for runs to stop when it ends."""
 AGAIN_SECONDS = 0.25
-"""How long after its limit a run is stopped again. Python drops an exception that is raised in a callback or ``__del__``."""
+"""Interval at which an overdue run is stopped again. Python drops exceptions raised in a callback or ``__del__``."""
 LOOKS = 20
-"""How often a limit of time is checked while it passes."""
+"""Number of checks during a time limit."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM asked this process to end, as a scheduler of jobs or ``docker stop`` does. It ends as at Ctrl-C, by status 143."""
+    """SIGTERM asked this process to end, for example from a job scheduler or ``docker stop``. It ends as after Ctrl-C, with
+    status 143.
+    """
 
 
 class RunStopped(KeyboardInterrupt):
-    """A run was stopped before its end. It has changed no state.
+    """A run was stopped before its end. It changed no state.
 
     Attributes:
-        graph: the graph that ran; empty if the engine does not say.
+        graph: name of the graph; empty if the engine does not know it.
     """
 
     graph = ""
 
 
 class TimePassed(Exception):
-    """A run took longer than it may. The built-in TimeoutError means a file of a network, too."""
+    """A run exceeded its time limit. Unlike the built-in TimeoutError, it never means a network file."""
 
 
 class Stop(Protocol):
-    """Stops a run when ``terminate`` is set, as ONNX Runtime's ``RunOptions`` do."""
+    """Stops a run when ``terminate`` is set, like ONNX Runtime's ``RunOptions``."""
 
     terminate: bool
 
 
 class PythonStop:
-    """Stops a run of many calls from Python between two of them; it belongs to the thread that makes it."""
+    """Stops a run that consists of many Python calls, between two of them. It belongs to the thread that creates it."""
 
     __slots__ = ("_is_set", "_thread")
 
@@ -65,7 +67,7 @@ class PythonStop:
 
     @property
     def terminate(self) -> bool:
-        """Whether the run was told to stop."""
+        """True if the run was asked to stop."""
         return self._is_set
 
     @terminate.setter
@@ -76,9 +78,9 @@ class PythonStop:
 
 
 _under_way: dict[int, Stop] = {}
-"""Runs by the threads that wait for them."""
+"""Current run of each waiting thread."""
 _changes = threading.Lock()
-"""Is held while a run is taken out, and while one is stopped: none is stopped that has ended."""
+"""Held while a run is removed or stopped, so that no finished run is stopped."""
 _is_closing = False
 _kept = 0
 _waker: socket.socket | None = None
@@ -88,10 +90,10 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
     """Call ``run(*arguments)`` and return its result, unless ``stop`` ends it first.
 
     Args:
-        stop: stops the run. It serves one run at a time.
-        graph: the name of the graph, for messages.
-        run: computes without a change of state.
-        arguments: of ``run``.
+        stop: stops the run; used for one run at a time.
+        graph: name of the graph, for messages.
+        run: a computation that changes no state.
+        arguments: arguments of ``run``.
 
     Raises:
         RunStopped: it was stopped.
@@ -118,10 +120,11 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
 
 
 def _end(thread: int, stop: Stop) -> None:
-    """From here on, nothing stops the run. If a ``PythonStop`` came too late for the run, its error is raised here.
+    """Unregister a run, so that nothing stops it any more. If a ``PythonStop`` came too late for the run, its error is raised
+    here.
 
-    Taking that error back would be a trap: Python 3.11 then looks for it at every call, and a thread that is traced, by a
-    debugger for example, never gets past the next one.
+    Cancelling that error is no option: Python 3.11 would then check for it at every call, and a traced thread, under a debugger
+    for example, would hang at the next one.
 
     Raises:
         RunStopped: a stop came too late.
@@ -129,12 +132,12 @@ def _end(thread: int, stop: Stop) -> None:
     with _changes:
         _under_way.pop(thread, None)
     if stop.terminate:
-        for _ in range(100):  # Python raises what is pending where a loop begins again
+        for _ in range(100):  # Python raises pending exceptions at the start of an iteration
             pass
 
 
 def in_python(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
-    """Like ``stoppable``, for a run that consists of many calls from Python."""
+    """Like ``stoppable``, for a run that consists of many Python calls."""
     return stoppable(PythonStop(), graph, run, *arguments)
 
 
@@ -151,7 +154,7 @@ def _stop(thread: int, run: Stop) -> None:
 
 
 class _Deadlines:
-    """Stops runs at their times. One thread serves all of them, and ends when there is nothing left to wait for."""
+    """Stops runs at their deadlines. One thread serves all of them and ends when no deadline is left."""
 
     def __init__(self) -> None:
         self._runs: dict[object, tuple[float, int, Stop]] = {}
@@ -188,14 +191,14 @@ _deadlines = _Deadlines()
 
 
 def within_time(seconds: float, run: Callable[[], Result]) -> Result:
-    """Call ``run`` in this thread and return its result, unless it takes too long.
+    """Call ``run`` in this thread and return its result, within a time limit.
 
     Args:
         seconds: the limit.
-        run: consists of many calls from Python.
+        run: a computation of many Python calls.
 
     Raises:
-        TimePassed: it took longer, and was stopped if it could be.
+        TimePassed: it took longer, and was stopped if possible.
     """
     stop, until = PythonStop(), time.monotonic() + seconds
     _deadlines.add(stop, until, threading.get_ident(), stop)
@@ -214,7 +217,7 @@ def within_time(seconds: float, run: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def runs_kept() -> Iterator[None]:
-    """While this is entered, Ctrl-C stops no run: several workers end after the same step, which they agree on."""
+    """Within this context, Ctrl-C stops no run: several workers agree on a common last step instead."""
     global _kept
     _kept += 1
     try:
@@ -224,9 +227,9 @@ def runs_kept() -> Iterator[None]:
 
 
 def watch_interrupts() -> None:
-    """Let Ctrl-C stop a run in the main thread from here on; called there, else nothing is done.
+    """Let Ctrl-C stop runs in the main thread from now on. Calls from other threads have no effect.
 
-    Nothing is done either where something else listens for signals in the same way, as asyncio's ``add_signal_handler`` does.
+    It also has no effect if another library already handles signals this way, such as asyncio's ``add_signal_handler``.
     """
     global _waker
     if threading.current_thread() is not threading.main_thread():
@@ -246,7 +249,7 @@ def _wait_for_interrupts(receiver: socket.socket) -> None:
     while received := receiver.recv(4096):
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if number in received]
         run = _under_way.get(main)
-        # Another handler may mean something else by it than the end.
+        # Other handlers may not mean that the program should end.
         if run is None or _kept or not any(map(_stops_runs, handlers)):
             continue
         select.select([receiver], [], [], GRACE_SECONDS)
@@ -259,13 +262,13 @@ def _stops_runs(handler: Any) -> bool:
 
 
 class TimeLimit:
-    """While it is entered, a run in this thread is stopped when it takes longer than so many seconds.
+    """A context that stops a run in this thread if it exceeds a time limit.
 
     Args:
-        seconds: more than 0.
+        seconds: the limit, above 0.
 
     Attributes:
-        is_passed: whether one took longer, since it was last entered.
+        is_passed: True if a run exceeded the limit since the context was last entered.
     """
 
     def __init__(self, seconds: float):
@@ -284,7 +287,7 @@ class TimeLimit:
         self._thread = None
 
     def close(self) -> None:
-        """End the thread that looks."""
+        """End the watching thread."""
         if self._closed is not None:
             self._closed.set()
             self._closed = None
@@ -303,15 +306,15 @@ class TimeLimit:
 
 
 def is_ending() -> bool:
-    """Whether this thread ends with the interpreter, now."""
+    """True if this thread is a daemon and the interpreter is ending."""
     return _is_closing and threading.current_thread().daemon
 
 
 def stay_at_exit() -> None:
-    """Let this thread wait for ever if it ends with the interpreter.
+    """Block this thread for ever if the interpreter is ending.
 
-    The interpreter ends a daemon thread when that next comes back to Python, and with it the process, by SIGABRT, if it comes
-    back from a library in C++.
+    The interpreter kills daemon threads when they return to Python. If one returns from a C++ library, the whole process aborts
+    with SIGABRT.
     """
     if is_ending():
         _under_way.pop(threading.get_ident(), None)
@@ -320,7 +323,7 @@ def stay_at_exit() -> None:
 
 @atexit.register
 def close() -> None:
-    """Stop what daemon threads compute, and let nothing begin there any more."""
+    """Stop the runs of daemon threads and allow no new ones."""
     global _is_closing
     _is_closing = True
     until = time.monotonic() + EXIT_SECONDS
@@ -346,7 +349,7 @@ def _stop_watching() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked process has none of the threads of its parent, and is not to wake the parent's."""
+    """Reset the state in a forked process: it has none of its parent's threads and must not wake the parent's."""
     global _waker, _changes, _deadlines
     _changes, _deadlines = threading.Lock(), _Deadlines()
     _stop_watching()
@@ -357,7 +360,7 @@ def _forget_in_child() -> None:
 
 
 def _exit_without_library() -> None:
-    """Let this process end without what ONNX Runtime does last: it waits for a thread that a forked process does not have."""
+    """Exit this process without ONNX Runtime's exit handlers: they wait for a thread that a forked process does not have."""
     with contextlib.suppress(AttributeError):  # a C library without on_exit
         library = ctypes.CDLL(None)
         library.on_exit(library._exit, None)

@@ -1,18 +1,18 @@
-"""Targets: what a runtime can do. A program is lowered for one, and its graphs are checked against what it runs.
+"""Targets: descriptions of the runtimes that programs are lowered for and checked against.
 
-A file that describes one is TOML:
+A target file is TOML:
 
 name = "accelerator"
-opset = 21                      # the newest version of the standard domain
-ir_version = 10                 # the newest ONNX file format
-shapes = "static"               # or "symbolic", as it is where nothing is said
-float64 = false                 # whether it has float64; true where nothing is said
-dtypes = ["float32", "int64"]   # of operators that do not say otherwise; all where nothing is said
+opset = 21                      # newest version of the standard domain
+ir_version = 10                 # newest ONNX file format
+shapes = "static"               # or "symbolic", the default
+float64 = false                 # support for float64; default true
+dtypes = ["float32", "int64"]   # dtypes of operators that list none; default all
 operators = ["Add", {name = "Conv", newest = 11, dtypes = ["float32"]}, {name = "MaxPool", outputs = 1}]    # "*": all
-kernels = ["ConvWeightGrad"]    # semantic operators that it has kernels of its own for
-joins_updates = true            # whether updates of small tensors are joined; true where it has all operators, if nothing is said
-prefers_products = true         # whether products of matrices stand for convolutions of channels; the same
-gathers_blocks = false          # whether blocks that change their order are gathered; false where nothing is said
+kernels = ["ConvWeightGrad"]    # semantic operators with kernels in the runtime
+joins_updates = true            # join the updates of small tensors; default true with all operators
+prefers_products = true         # use matrix products for convolutions of channels; default as above
+gathers_blocks = false          # gather blocks that change their order; default false
 
 [domains]                       # operators of other domains; "*": all of one
 "com.microsoft" = ["FusedConv"]
@@ -42,17 +42,17 @@ OLDEST_OPSET = 18
 STANDARD_DOMAINS = ("", "ai.onnx")
 CLASSICAL_DOMAIN = "ai.onnx.ml"
 ANY_DOMAIN = "*"
-"""Stands, among the domains of a target, for every domain but the standard's and burnish's own."""
+"""Key in a target's domains for every domain except the standard's and burnish's own."""
 
 
 @dataclass(frozen=True)
 class Support:
-    """What a runtime runs of one operator.
+    """Support of a runtime for one operator.
 
     Attributes:
-        newest: the newest version of the operator that it runs; None for any.
-        dtypes: the element types that a node may read and return; None for any.
-        outputs: how many outputs it gives of a node, from the first on; None for all. ``MaxPool`` with one has no ``Indices``.
+        newest: newest supported version of the operator; None for any.
+        dtypes: supported element types of inputs and outputs; None for any.
+        outputs: number of supported outputs, from the first on; None for all. With 1, ``MaxPool`` has no ``Indices``.
     """
 
     newest: int | None = None
@@ -67,26 +67,26 @@ CLASSICAL_OPERATORS = frozenset(name for domain, name in _SCHEMAS if domain == C
 
 @dataclass(frozen=True)
 class Target:
-    """What a runtime can do: the standard operators that it may be given, and the semantic operators that it has kernels for.
+    """A runtime's capabilities: the standard operators that it runs and the semantic operators that it has kernels for.
 
     Attributes:
-        name: how it is asked for, and what errors call it.
-        newest_opset: the newest version of the standard domain that it loads.
-        newest_ir_version: the newest ONNX file format that it loads.
-        operators: the standard operators that it runs, with what it runs of each.
-        domains: other domain -> its operators that the runtime runs, None for all of them; ``ANY_DOMAIN`` stands for all others.
-        kernels: the names of the semantic operators that it has kernels of its own for: these are not lowered (``with_kernels``).
-        collectives: the names of those that it runs besides where it has a communicator to other workers.
-        symbolic_shapes: whether the dimensions of inputs may be open, as a batch of any size is.
-        float64: whether it computes in float64. Where not, what a program computes in float64 beside the model (rates, factors of
-            the optimizer, norms of gradients) is float32.
-        joins_updates: whether updates of small tensors are joined for it, by operators with an operand or a result for each of
-            them. A runtime with kernels of its own updates many tensors in one call, and needs none of it; one that does not run
-            all of the standard may read few buffers at once, as WebGPU does.
-        prefers_products: whether products of matrices stand for operators that ONNX Runtime has slow kernels of on processors, as
-            a runtime with kernels of its own, and one on a graphics processor, does not want.
-        gathers_blocks: whether blocks of a tensor are best gathered into another order: ONNX Runtime slices and concatenates on
-            one thread.
+        name: name in options and errors.
+        newest_opset: newest supported version of the standard domain.
+        newest_ir_version: newest supported ONNX file format.
+        operators: supported standard operators, with the details of each.
+        domains: other domain -> supported operators, None for all; ``ANY_DOMAIN`` is the key for all other domains.
+        kernels: names of the semantic operators that the runtime has kernels for; they are not lowered (``with_kernels``).
+        collectives: names of additional semantic operators that it runs with a communicator to other workers.
+        symbolic_shapes: True if inputs may have open dimensions, such as a batch of any size.
+        float64: True if it supports float64. Otherwise values outside the model that are normally float64 (rates, optimizer
+            factors, gradient norms) are float32.
+        joins_updates: True if updates of small tensors are joined, by operators with many operands and results. Not useful for
+            runtimes whose own kernels update many tensors in one call, nor for limited ones such as WebGPU, which may read only a
+            few buffers at once.
+        prefers_products: True if matrix products replace operators with slow CPU kernels in ONNX Runtime. Not useful for runtimes
+            with their own kernels or on GPUs.
+        gathers_blocks: True if reordering blocks of a tensor is fastest by a gather: ONNX Runtime slices and concatenates on one
+            thread.
     """
 
     name: str
@@ -103,20 +103,20 @@ class Target:
     gathers_blocks: bool = False
 
     def with_kernels(self, kernels: Collection[SemanticOperator | str]) -> Self:
-        """Return the same runtime with kernels for these semantic operators, and for no others."""
+        """Return this target with kernels for exactly these semantic operators."""
         names = (kernel.name if isinstance(kernel, SemanticOperator) else kernel for kernel in kernels)
         return replace(self, kernels=frozenset(names))
 
     def among_workers(self) -> Self:
-        """Return what it runs where it has a communicator to other workers."""
+        """Return this target with its collectives, for a runtime with a communicator to other workers."""
         return self.with_kernels(self.kernels | self.collectives)
 
     def has_kernel(self, node: ir.Node) -> bool:
-        """Whether a node is a semantic operator that the runtime has a kernel for; those of other domains are others."""
+        """True if a node is a semantic operator of burnish that the runtime has a kernel for."""
         return node.domain == BURNISH_DOMAIN and node.op_type in self.kernels
 
     def runs(self, node: ir.Node) -> bool:
-        """Whether the runtime has an operator of this domain and name."""
+        """True if the runtime has an operator of this domain and name."""
         if node.domain in STANDARD_DOMAINS:
             return node.op_type in self.operators
         if node.domain == BURNISH_DOMAIN:
@@ -126,11 +126,11 @@ class Target:
 
     @property
     def output_limits(self) -> dict[str, int]:
-        """Standard operator -> how many outputs the runtime gives, of those of which it does not give all."""
+        """Return the number of supported outputs of each standard operator with a limit."""
         return {name: support.outputs for name, support in self.operators.items() if support.outputs is not None}
 
     def covers(self, other: Target) -> bool:
-        """Whether it is known, without a look at a graph, to run whatever another target runs."""
+        """True if this target, independent of the graph, runs everything that another target runs."""
         return (
             self.newest_opset >= other.newest_opset
             and self.newest_ir_version >= other.newest_ir_version
@@ -158,7 +158,7 @@ WEBGPU = Target(
     operators=MappingProxyType({**STANDARD_OPERATORS, "BatchNormalization": Support(outputs=1), "MaxPool": Support(outputs=1)}),
     float64=False,
 )
-"""What onnxruntime-web 1.30 runs with WebGPU; what has no kernel there it runs on the CPU."""
+"""onnxruntime-web 1.30 with WebGPU; operators without a kernel there run on the CPU."""
 
 TARGETS = {
     "onnxruntime": ONNXRUNTIME,
@@ -178,13 +178,13 @@ TARGETS = {
 
 
 def settle_opset(model: ir.Model, target: Target) -> bool:
-    """Declare the oldest opset (at least 18) in which every node means what it means now, so that most runtimes load it.
+    """Declare the oldest opset (at least 18) in which every node keeps its meaning, so that most runtimes load the model.
 
     Returns:
-        Whether the opset or the IR version is another one now.
+        True if the opset or the IR version changed.
 
     Raises:
-        UnsupportedOperatorError: a node needs a newer opset than the target loads.
+        UnsupportedOperatorError: a node needs a newer opset than the target supports.
     """
     before = model.opset_imports[""], model.ir_version
     model.opset_imports[""] = _needed_opset(model, target)
@@ -211,8 +211,7 @@ def _needed_opset(model: ir.Model, target: Target) -> int:
 def check_allowed(model: ir.Model, target: Target) -> None:
     """Raise UnsupportedOperatorError for the first node that the target does not run.
 
-    The domain of a node is looked at, and for standard operators the version that the model's opset gives them, and the element
-    types that they read and return.
+    Checks the domain of each node and, for standard operators, the version in the model's opset and the element types.
     """
     opset = model.opset_imports[""]
     for node in model.graph.all_nodes():
@@ -266,7 +265,7 @@ def _check_no_float64(node: ir.Node, target: Target) -> None:
 
 
 def check_has_dtypes(model: ir.Model, target: Target) -> None:
-    """Raise UnsupportedOperatorError where a model has inputs, outputs or weights of float64, and the target has not."""
+    """Raise UnsupportedOperatorError if a model has float64 inputs, outputs or weights and the target does not support them."""
     if target.float64:
         return
     for value in (*model.graph.inputs, *model.graph.initializers.values(), *model.graph.outputs):
@@ -278,7 +277,7 @@ def check_has_dtypes(model: ir.Model, target: Target) -> None:
 
 
 def check_runs(model: ir.Model, target: Target) -> None:
-    """Raise UnsupportedOperatorError where the target does not run a finished model as it is."""
+    """Raise UnsupportedOperatorError if the target does not run a finished model without changes."""
     if model.opset_imports[""] > target.newest_opset:
         _needed_opset(model, target)
     check_allowed(model, target)
@@ -303,17 +302,17 @@ _KEYS = (
 _NUMPY_NAMES = {"float32": ir.DataType.FLOAT, "float64": ir.DataType.DOUBLE}
 
 TargetLike = str | Path | Target
-"""The name of a target, the TOML file of one, or one."""
+"""A target, its name, or the path of its TOML file."""
 
 
 def target_of(target: TargetLike) -> Target:
     """Return a target.
 
     Args:
-        target: a name of ``TARGETS``, a path that ends in ``.toml``, or a Target, which is returned as it is.
+        target: a name in ``TARGETS``, a path that ends in ``.toml``, or a Target, which is returned unchanged.
 
     Raises:
-        ConfigurationError: there is no such target, or its file does not describe one.
+        ConfigurationError: the name is unknown, or the file is invalid.
     """
     if isinstance(target, Target):
         return target
@@ -331,7 +330,7 @@ def read_target(path: str | Path) -> Target:
     """Read a target from a TOML file.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no TOML, or does not describe a target.
+        ConfigurationError: the file cannot be read, is not TOML, or does not describe a target.
     """
     try:
         values = read_toml_file(Path(path))
@@ -343,11 +342,11 @@ def read_target(path: str | Path) -> Target:
 
 
 def target_from_dict(values: Mapping[str, Any], what: str = "the target") -> Target:
-    """Return the target that such values, as a file has them, describe; ``target_to_dict`` returns them.
+    """Return the target described by the values of a target file; the inverse of ``target_to_dict``.
 
     Args:
-        values: the keys of a file.
-        what: what errors call it.
+        values: the keys of a target file.
+        what: name for errors.
 
     Raises:
         ConfigurationError: they do not describe a target.
@@ -356,7 +355,7 @@ def target_from_dict(values: Mapping[str, Any], what: str = "the target") -> Tar
 
 
 def target_to_dict(target: Target) -> dict[str, Any]:
-    """Return a target as JSON-compatible values, which ``target_from_dict`` reads."""
+    """Return a target as JSON-compatible values for ``target_from_dict``."""
     operators = ALL if target.operators == STANDARD_OPERATORS else [_support_to_dict(*item) for item in target.operators.items()]
     return {
         "name": target.name,
@@ -386,7 +385,7 @@ def _support_to_dict(name: str, support: Support) -> dict[str, Any]:
 
 
 class _Reader:
-    """The values of a file, read with errors that name the file and the key."""
+    """Reader of a target file's values. Its errors name the file and the key."""
 
     def __init__(self, what: str, values: Mapping[str, Any]):
         self._what = what

@@ -1,4 +1,4 @@
-"""How far the reading or writing of large files is: said to whoever asked to be told, else to no one."""
+"""Progress reports for reading and writing large files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 Report = Callable[[str], None]
-"""Takes a line that says how far something is."""
+"""Callback that takes a progress line."""
 
 FIRST_LINE_SECONDS = 2.0
 LINE_EVERY_SECONDS = 5.0
@@ -18,10 +18,10 @@ _report: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextlib.contextmanager
 def transfers_reported(report: Report) -> Iterator[None]:
-    """Tell how far files are, within the context: a line after two seconds, and then every five.
+    """Report the progress of large files within this context: the first line after 2 s, then one every 5 s.
 
     Args:
-        report: takes each line.
+        report: callback for each line.
     """
     token = _report.set(report)
     try:
@@ -31,11 +31,11 @@ def transfers_reported(report: Report) -> Iterator[None]:
 
 
 class Transfer:
-    """Bytes that are read or written, one part after the other.
+    """Progress of one file that is read or written in parts.
 
     Args:
-        what: is done, such as ``writing 'last.safetensors'``.
-        size: bytes in all.
+        what: the activity, such as ``writing 'last.safetensors'``.
+        size: total bytes.
     """
 
     def __init__(self, what: str, size: int):
@@ -44,7 +44,7 @@ class Transfer:
         self._next_line = time.monotonic() + FIRST_LINE_SECONDS
 
     def advance(self, size: int) -> None:
-        """Another ``size`` bytes are done."""
+        """Count another ``size`` bytes as done."""
         self._done += size
         if self._report is None:
             return

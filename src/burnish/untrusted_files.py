@@ -1,4 +1,4 @@
-"""Shared by all readers of untrusted files: JSON and TOML, the exceptions that mean damage, limits on memory and time."""
+"""Common parts of all readers of untrusted files: JSON and TOML, exceptions that mean damage, limits on memory and time."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ Result = TypeVar("Result")
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError, struct.error),
 )
-"""Exceptions that a damaged or hostile file can raise, from its bytes to the values in it."""
+"""Exceptions that a damaged or hostile file can cause."""
 DEEPEST = 100
-"""The most nested lists and objects. A deeper value could exceed Python's recursion limit when it is copied or written."""
+"""Deepest nesting of lists and objects. Deeper values could exceed Python's recursion limit when copied or written."""
 LARGEST = 64 << 20
-"""Bytes of a file of settings or notes."""
+"""Largest size of a settings or notes file, in bytes."""
 SHARE = 8
-"""Bytes of memory for each byte of a file."""
+"""Memory allowed per byte of a file, in bytes."""
 LEAST = 1 << 30
 SECONDS = 60.0
-"""Time for reading a file, for each GiB of memory that it may take."""
+"""Reading time allowed per GiB of allowed memory."""
 MEMORY_LIMIT = "BURNISH_MEMORY_LIMIT"
-# CPython's bytes for an empty list, a small object, and a value or key with its place in one.
+# CPython's bytes for an empty list, a small object, and a value or key with its slot.
 _LIST, _OBJECT, _VALUE = 64, 184, 40
 
 
 def allowed_memory(size: int) -> int:
-    """Return how many bytes of memory reading a file may take: 8 for each of its bytes, and at least 1 GiB.
+    """Return the memory in bytes that reading a file may take: 8 per byte of the file, and at least 1 GiB.
 
-    ``BURNISH_MEMORY_LIMIT`` in the environment raises the limit.
+    The environment variable ``BURNISH_MEMORY_LIMIT`` raises the limit.
 
     Raises:
         ConfigurationError: the variable is not a size.
@@ -52,10 +52,10 @@ def allowed_memory(size: int) -> int:
 
 
 def memory_excess(needed: int, size: int | None = None) -> str | None:
-    """Return why reading a file takes too much memory, and how to raise the limit; None if it does not.
+    """Return the message that reading a file takes too much memory and how to raise the limit; None if it does not.
 
     Args:
-        needed: bytes of memory.
+        needed: memory in bytes.
         size: bytes of the file; None for a value without a file.
     """
     allowed = allowed_memory(size or 0)
@@ -71,7 +71,7 @@ def if_trusted(gibibytes: int) -> str:
 
 
 def allowed_seconds(size: int) -> float:
-    """Return how many seconds reading a file may take: 60 for each GiB of memory that it may take.
+    """Return the time in seconds that reading a file may take: 60 per GiB of allowed memory.
 
     Args:
         size: bytes of the file.
@@ -82,13 +82,13 @@ def allowed_seconds(size: int) -> float:
 def read_in_time(
     name: str, size: int, error: type[BurnishError], read: Callable[..., Result], *arguments: Any, **options: Any
 ) -> Result:
-    """Call ``read(*arguments, **options)`` and return its result, within a limit of time.
+    """Call ``read(*arguments, **options)`` and return its result, within a time limit.
 
     Args:
         name: the file, for the message.
         size: bytes of the file.
-        error: the class of the error if time runs out.
-        read: reads the file. It is stopped between two instructions of Python.
+        error: class of the error if time runs out.
+        read: reads the file. It is stopped between two Python instructions.
 
     Raises:
         BurnishError: of class ``error``, if reading takes longer than ``allowed_seconds``.

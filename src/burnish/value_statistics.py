@@ -1,7 +1,7 @@
-"""Statistics of values inside a model over a data set: mean and variance per channel, exact whatever the size of the batches.
+"""Mean and variance per channel of values inside a model over a data set, exact for any batch sizes.
 
-Of each batch the graph returns the mean in two parts and the population variance, computed on centered values; batches are
-merged in float64 (Chan, Golub, LeVeque 1983).
+For each batch the graph returns the mean in two parts and the population variance of the centered values. Batches are merged in
+float64 (Chan, Golub, LeVeque 1983).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Moments:
     deviations: np.ndarray
 
     def merge(self, other: Moments) -> None:
-        """Take in what was measured elsewhere (Chan, Golub, LeVeque 1983)."""
+        """Merge the moments of other samples into these (Chan, Golub, LeVeque 1983)."""
         total = self.count + other.count
         delta = other.mean - self.mean
         self.mean = self.mean + delta * (other.count / total)
@@ -42,15 +42,15 @@ class Moments:
 
     @property
     def variance(self) -> np.ndarray:
-        """The population variance."""
+        """Population variance."""
         return self.deviations / self.count
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of a value [N, C, ...] of one batch, in a graph: ``mean`` + ``shift`` is the mean.
+    """Statistics in a graph of a value [N, C, ...] over one batch: ``mean`` + ``shift`` is the mean.
 
-    ``centered`` is the value minus ``mean``; all are in float32 where the value is in half precision.
+    ``centered`` is the value minus ``mean``. All are float32 if the value is in half precision.
     """
 
     mean: Tensor
@@ -60,7 +60,7 @@ class Statistics:
 
 
 def emit_statistics(x: Tensor) -> Statistics:
-    """Emit the corrected two-pass statistics of ``x`` [N, C, ...] over all axes but the channel's."""
+    """Emit the corrected two-pass statistics of ``x`` [N, C, ...] over all axes except the channel axis."""
     builder = x.builder
     if x.dtype != ir.DataType.DOUBLE:
         x = builder.cast(x, ir.DataType.FLOAT)
@@ -75,7 +75,7 @@ class Measurement:
     """A graph whose outputs are the statistics of chosen values of a model.
 
     Args:
-        model: a model of standard operators; taken over and changed. Its own outputs are dropped.
+        model: a model of standard operators; taken over and changed. Its own outputs are removed.
     """
 
     def __init__(self, model: ir.Model):
@@ -87,10 +87,10 @@ class Measurement:
         """Measure a value.
 
         Args:
-            key: what the results are called; those of a key used twice are merged.
-            layer: the layer, for errors.
+            key: name of the result; values with the same key are merged.
+            layer: name of the layer, for errors.
             x: the value [N, C, ...].
-            statistics: those of ``x``.
+            statistics: the statistics of ``x``.
         """
         builder = x.builder
         index = len(self._places)
@@ -104,17 +104,17 @@ class Measurement:
     def run(
         self, data: Iterable[Batch], inputs: Sequence[ir.Value], fixed: Mapping[str, np.ndarray], engine: str | Engine | None
     ) -> dict[str, Moments]:
-        """Run over a data set.
+        """Measure over a data set.
 
         Args:
             data: batches, dicts of arrays by input name.
-            inputs: the inputs that batches give; what else a batch holds is not read.
+            inputs: the inputs that batches provide; other entries of a batch are ignored.
             fixed: the other inputs, the same for every batch.
-            engine: what runs the graph, which it loads once; None is the default engine.
+            engine: the engine that runs the graph; None for the default.
 
         Raises:
-            InputError: there is no batch, one lacks an input or does not fit the model, or what was measured is not finite.
-            EngineError: no engine, or one that cannot load the graph or run it on a batch.
+            InputError: there is no batch, a batch lacks an input or does not fit the model, or a measured value is not finite.
+            EngineError: there is no such engine, or it cannot load the graph or run it on a batch.
         """
         RemoveUnusedNodesPass()(self.model)
         run = engines.get("auto" if engine is None else engine).load(self.model)
@@ -148,14 +148,14 @@ def measure_values(
     """Measure values of a model at inference.
 
     Args:
-        model: a canonical model; left as it is.
-        layers: for the name of each value, the name of its layer, for errors.
+        model: a canonical model; not changed.
+        layers: value name -> name of its layer, for errors.
         data: batches, dicts of arrays by input name.
-        engine: what runs the model, by name or as it is; None is the default engine.
-        channels_last: whether the values are [..., C] and not [N, C, ...].
+        engine: the engine or its name; None for the default.
+        channels_last: True if the values are [..., C] instead of [N, C, ...].
 
     Returns:
-        The moments by name of the value.
+        The moments by value name.
     """
     copy = model.clone()
     graph = copy.graph
@@ -187,7 +187,7 @@ def check_data(data: Iterable[Batch]) -> Iterable[Batch]:
     """Return ``data``.
 
     Raises:
-        InputError: it is no iterable of batches.
+        InputError: it is not an iterable of batches.
     """
     if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
         raise InputError(
@@ -201,7 +201,7 @@ def batch_inputs(batch: Batch, inputs: Sequence[ir.Value]) -> dict[str, np.ndarr
     """Return the arrays of a batch that a graph reads, in the graph's dtypes.
 
     Raises:
-        InputError: the batch is no dict, lacks an input, or has one of another rank, extent or kind of number.
+        InputError: the batch is not a dict, lacks an input, or has an array of the wrong rank, shape or kind of number.
     """
     if not isinstance(batch, Mapping):
         names = ", ".join(f"'{value.name}': ..." for value in inputs)

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's own code that led to them, however deep inside of burnish they arise."""
+"""Warnings attributed to the line of user code that caused them, however deep inside burnish they arise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = Path(sys.base_prefix) / "lib"
 
 
 def is_users(filename: str) -> bool:
-    """Tell whether a file, as a code object names it, belongs to the user: not to burnish nor to a library. A prompt does."""
+    """True if a code object's file belongs to the user, or is the interactive prompt, and not to burnish or a library."""
     if filename.startswith("<"):
         return filename == "<stdin>"
     path = Path(filename)
@@ -20,7 +20,7 @@ def is_users(filename: str) -> bool:
 
 
 def warn(warning: Warning) -> None:
-    """Warn at the user's innermost line; at the line of this call if there is none, as in a thread of burnish's own."""
+    """Warn at the user's innermost line, or at the line of this call if there is none, as in burnish's own threads."""
     level, frame = 2, sys._getframe(1)
     while not is_users(frame.f_code.co_filename) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
