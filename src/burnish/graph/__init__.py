@@ -1,7 +1,7 @@
-"""Thin helpers over ``onnx_ir``: the builder that emits typed nodes, tensors with arithmetic, shape arithmetic.
+"""Helpers over ``onnx_ir``: a builder that emits typed nodes, tensors with arithmetic, shape arithmetic.
 
-Knows the ONNX representation and nothing above it: no gradient rule, no training, no engine. Operators live in
-``burnish.operators``, whole-graph rewrites in ``burnish.rewriting``.
+They know only the ONNX representation: no gradient rules, training or engines. Operators are in ``burnish.operators``, rewrites
+of whole graphs in ``burnish.rewriting``.
 """
 
 from burnish.graph.annotations import (

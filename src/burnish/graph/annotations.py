@@ -1,7 +1,7 @@
-"""How a node is described, and annotations: what nodes, values, graphs and models say of themselves, each key declared once.
+"""Descriptions of nodes for messages, and annotations of nodes, values, graphs and models. Each key is declared once.
 
-An ``Annotation`` is text in ``metadata_props``, which files keep; a ``Fact`` is known while a model is in memory. Those of one
-feature stand with it: ``QUANTIZATION`` in ``burnish.quantization.graph``, ``NUMBERED`` in ``burnish.random.places``.
+An ``Annotation`` is text in ``metadata_props`` and is saved to files; a ``Fact`` exists only in memory. Annotations of a single
+feature are declared with it: ``QUANTIZATION`` in ``burnish.quantization.graph``, ``NUMBERED`` in ``burnish.random.places``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Holder = ir.Node | ir.Value | ir.Graph | ir.Model
 
 @dataclass(frozen=True)
 class Annotation(Generic[Said]):
-    """What a node, value, graph or model says of itself, as text in its metadata: copies, saved models and exports keep it.
+    """A value stored as text in the metadata of a node, value, graph or model. Copies, saved models and exports keep it.
 
     Attributes:
-        key: of the entry in ``metadata_props``.
-        write: makes the text of what is said.
-        read: makes that of the text; what it raises is up to whoever reads a file from elsewhere.
+        key: key in ``metadata_props``.
+        write: converts a value to text.
+        read: converts the text back; readers of untrusted files must handle its exceptions.
     """
 
     key: str
@@ -36,24 +36,24 @@ class Annotation(Generic[Said]):
     read: Callable[[str], Said]
 
     def get(self, holder: Holder) -> Said | None:
-        """Return what is said; None if nothing is."""
+        """Return the value, or None if there is none."""
         text = holder.metadata_props.get(self.key)
         return None if text is None else self.read(text)
 
     def set(self, holder: Holder, said: Said) -> None:
-        """Say it, in place of what was said."""
+        """Store a value, replacing any earlier one."""
         holder.metadata_props[self.key] = self.write(said)
 
     def remove(self, holder: Holder) -> None:
-        """Let nothing be said."""
+        """Remove the value."""
         holder.metadata_props.pop(self.key, None)
 
     def is_on(self, holder: Holder) -> bool:
-        """Whether it is said."""
+        """True if there is a value."""
         return self.key in holder.metadata_props
 
     def hand_on(self, holder: Holder, other: Holder) -> None:
-        """Let another say the same, if it says nothing yet."""
+        """Copy the value to another holder that has none."""
         text = holder.metadata_props.get(self.key)
         if text is not None:
             other.metadata_props.setdefault(self.key, text)
@@ -61,129 +61,130 @@ class Annotation(Generic[Said]):
 
 @dataclass(frozen=True)
 class Fact(Generic[Said]):
-    """What is known of a node, value, graph or model while it is in memory; no file keeps it.
+    """A value in the ``meta`` of a node, value, graph or model. Files do not keep it.
 
     Attributes:
-        key: of the entry in ``meta``.
+        key: key in ``meta``.
     """
 
     key: str
 
     def get(self, holder: Holder) -> Said | None:
-        """Return what is known; None if nothing is."""
+        """Return the value, or None if there is none."""
         said: Said | None = holder.meta.get(self.key)
         return said
 
     def set(self, holder: Holder, said: Said) -> None:
-        """Note it, in place of what was known."""
+        """Store a value, replacing any earlier one."""
         holder.meta[self.key] = said
 
     def is_on(self, holder: Holder) -> bool:
-        """Whether it is known."""
+        """True if there is a value."""
         return self.key in holder.meta
 
 
 def text(key: str) -> Annotation[str]:
-    """An annotation that is a text."""
+    """Return an annotation that is a text."""
     return Annotation(key, str, str)
 
 
 def lines(key: str) -> Annotation[Sequence[str]]:
-    """An annotation that is a list of texts, one a line; none of them is a list without texts."""
+    """Return an annotation that is a list of texts, one per line; no text gives an empty list."""
     return Annotation(key, "\n".join, lambda said: tuple(said.split("\n")) if said else ())
 
 
 def flag(key: str, written: str = "") -> Annotation[bool]:
-    """An annotation that is there, or not: ``written`` is the text of the entry."""
+    """Return an annotation that is present or absent; ``written`` is its text."""
     return Annotation(key, lambda _: written, lambda _: True)
 
 
 def record(key: str, kind: type[Said]) -> Annotation[Said]:
-    """An annotation that is a dataclass, as JSON of its fields. Reading it may raise ``UNREADABLE``."""
+    """Return an annotation that is a dataclass, stored as JSON of its fields. Reading it may raise ``UNREADABLE``."""
     return Annotation(key, lambda said: json.dumps(asdict(said)), lambda said: kind(**read_json(said)))  # type: ignore[call-overload]
 
 
 def json_of(key: str, **options: Any) -> Annotation[Any]:
-    """An annotation that is JSON; ``options`` are those of ``json.dumps``. Reading it may raise ``UNREADABLE``."""
+    """Return an annotation that is JSON. ``options`` go to ``json.dumps``. Reading it may raise ``UNREADABLE``."""
     return Annotation(key, lambda said: json.dumps(said, **options), read_json)
 
 
 SOURCE = text("burnish.source")
-"""Of a node of a program, for a reader: what it computes a part of, such as ``gradient of Conv 'stem'``."""
+"""Node of a program: description, for readers, of the operation that it is part of, such as ``gradient of Conv 'stem'``."""
 ORIGIN = lines("burnish.origin")
-"""Of a node: the names of the node of the model that it comes from, of its output and weights. What is emitted in front of it
-says the same."""
+"""Node: names of the source node in the model, of its output and its weights. Nodes emitted before it inherit them."""
 NEVER_REPEATED = flag("burnish.never_repeated")
-"""Of a node that runs once and whose outputs are kept: a collective between replicas."""
+"""Node that runs once and keeps its outputs: a collective between replicas."""
 RECOMPUTES = lines("burnish.recomputes")
-"""Of a node that computes values again: the names of those values. A node that only holds others back names none."""
+"""Node of a recomputation: names of the recomputed values. Empty for a node that only delays others."""
 POLICY = text("burnish.norm.policy")
-"""Of a semantic operator of a training graph: the policy by which it takes statistics of the whole batch. Several workers find by
-it what to synchronize. Layers of the policy ghost say nothing: their groups of samples lie within a worker's part, and only their
-running statistics are averaged."""
+"""Semantic operator of a training graph: the policy for its statistics of the whole batch. Several workers use it to find the
+values to synchronize. Layers with the policy ghost have none: their sample groups do not cross workers, and only their running
+statistics are averaged.
+"""
 LAYER = text("burnish.norm.layer")
-"""Beside ``POLICY``: the layer for which it takes them."""
+"""Next to ``POLICY``: the layer of the statistics."""
 BRANCH_LAYER = text("burnish.norm.branch")
-"""Of an If: the layer in its branches that takes statistics of the batch. What is in branches is lowered early."""
+"""If node: the layer in its branches that takes batch statistics. Branches are lowered early."""
 EXACT = flag("burnish.exact", "true")
-"""Of a layer that adds products of whole numbers: no kernel may compute it from other products, which are rounded."""
+"""Layer that adds products of whole numbers: kernels must not use other, rounded products."""
 COMPUTED = flag("burnish.computed")
-"""Of a Constant that was computed when a model was read: it is no weight, in exports neither."""
+"""Constant computed when the model was read. It is not a weight, in exports either."""
 FOLDED = text("burnish.folded_normalization")
-"""Of a layer into which batch normalization was folded: the name of that node."""
+"""Layer that batch normalization was folded into: the name of the normalization node."""
 
 CLASSES = json_of("burnish.classes", ensure_ascii=False)
-"""Of a model: the names of its classes in the order of their indices, a list."""
+"""Model: list of class names, by index."""
 CLASS_NUMBERS = json_of("burnish.class_numbers", ensure_ascii=False)
-"""Of a model: the integers that a classifier calls its classes, if they are not their indices, a list."""
+"""Model: list of a classifier's integer class labels, if they differ from the indices."""
 ZIP_MAPS = json_of("burnish.zip_maps", ensure_ascii=False)
-"""Of a model: which outputs were maps, {output: attributes of the ZipMap}."""
+"""Model: outputs that were maps, {output: attributes of the ZipMap}."""
 COLUMNS = json_of("burnish.columns", ensure_ascii=False)
-"""Of a model: the columns of the table that it reads."""
+"""Model: columns of its input table."""
 INITIAL = flag("burnish.initial_weights", "true")
-"""Of a model: its weights are initial ones, which no data have trained. An exported model does not say so."""
+"""Model: its weights are initial and untrained. Exports do not keep it."""
 TARGETS = json_of("burnish.targets", ensure_ascii=False)
-"""Of a model: the columns of a table that its targets were read from, if they are values, or yes and no."""
+"""Model: table columns of the targets, if they are numbers or yes/no."""
 OUTPUT_SCALE = json_of("burnish.output_scale")
-"""Of a model of values: the output whose last two nodes, a Mul and an Add, give values in their own units: ``output``, ``mean``,
-``std``."""
+"""Model of numeric targets: the output whose last two nodes, Mul and Add, restore the original units: ``output``, ``mean``,
+``std``.
+"""
 PIXELS = json_of("burnish.pixels", ensure_ascii=False)
-"""Of a model: what is done to the pixels of the images that it reads."""
+"""Model: preprocessing of image pixels."""
 SOUND = json_of("burnish.sound", ensure_ascii=False)
-"""Of a model: what is done to the sounds that it reads."""
+"""Model: preprocessing of sound."""
 TEXT = json_of("burnish.text", ensure_ascii=False)
-"""Of a model: how the texts that it reads become tokens."""
+"""Model: tokenization of text."""
 ADAPTERS = json_of("burnish.adapters", sort_keys=True)
-"""Of a model: the adapters in it."""
+"""Model: its adapters."""
 OBJECTIVE = json_of("burnish.objective", sort_keys=True)
-"""Of a model: what it was trained on, ``loss``, ``metrics`` and ``outputs``."""
+"""Model: its training objective: ``loss``, ``metrics`` and ``outputs``."""
 FIGURES = json_of("burnish.metrics")
-"""Of a model that was fine-tuned: what it came to."""
+"""Fine-tuned model: its final metrics."""
 
 HELD = Fact[bool]("burnish.held")
-"""Of an initializer that is no weight wherever it is read: the scales of integers, a table of angles."""
+"""Initializer that is not a weight for any reader: scales of integers, a table of angles."""
 PREPARES = Fact[str]("burnish.prepares")
-"""Of an initializer that only prepares data for the first layer, or tells positions: which, in words."""
+"""Initializer that only preprocesses the data or encodes positions: its purpose, in words."""
 DEPARTURES = Fact[tuple[str, ...]]("burnish.departures")
-"""Of a graph: where the canonical model does not compute what the file does, as sentences."""
+"""Graph: sentences about results of the canonical model that differ from those of the file."""
 OF_MODULE = Fact[bool]("burnish.of_module")
-"""Of a graph that was made of a PyTorch module, whose parameters and buffers are known."""
+"""Graph from a PyTorch module, with known parameters and buffers."""
 SHAPE_READER = Fact[str]("burnish.shape_reader")
-"""Of an initializer: which operator read its shape, which is a constant now."""
+"""Initializer: the operator that read its shape, which is now a constant."""
 FIXED_BY = Fact[dict[int, str]]("burnish.fixed_by")
-"""Of an input: by axis, the layer that leaves one extent alone, in words."""
+"""Input: axis -> the layer that fixes its extent, in words."""
 UNNAMED_AXES = Fact[list[int]]("burnish.unnamed_axes")
-"""Of an input: its axes with open dimensions without a name in the file."""
+"""Input: axes with open dimensions that have no name in the file."""
 NAME_IN_BODY = Fact[str]("burnish.name_in_body")
-"""Of an initializer that was lifted out of a branch or loop body: what it was called there."""
+"""Initializer lifted out of a branch or loop body: its name there."""
 LEFT_OUT = Fact[dict[str, ir.Value]]("burnish.weights_of_branches")
-"""Of the main graph: the weights that went with branches that are never taken, by name."""
+"""Main graph: weights removed with branches that are never taken, by name."""
 BRANCH_OF = Fact[str]("burnish.branch_of")
-"""Of such a weight: which If it was."""
+"""Weight removed with a branch: its If node."""
 
 
 def describe_node(node: ir.Node) -> str:
-    """Return ``Conv 'layer1/conv' (output 'layer1_out')``: what a reader needs to find the node in a viewer."""
+    """Return a text such as ``Conv 'layer1/conv' (output 'layer1_out')``, enough to find the node in a viewer."""
     operator = node.op_type if node.domain == "" else f"{node.domain}.{node.op_type}"
     name = f" '{node.name}'" if node.name else ""
     output = next((value.name for value in node.outputs if value.name), None)
@@ -191,49 +192,49 @@ def describe_node(node: ir.Node) -> str:
 
 
 def describe_place(node: ir.Node) -> str:
-    """Return how a node of a program is named, and after it the node of the model that it computes a part of."""
+    """Return the description of a program's node, followed by the model node that it belongs to."""
     return place(describe_node(node), source_of(node))
 
 
 def describe_lookup(node: ir.Node) -> str:
-    """Return how the place of a node is described, and of one that looks rows up which state entry they are rows of."""
+    """Return ``describe_place``, with the name of the table if the node is a lookup."""
     table = table_of(node)
     return describe_place(node) + ("" if table is None else f", which looks up rows of '{table}'")
 
 
 def table_of(node: ir.Node) -> str | None:
-    """Return the name of what a Gather reads rows of, where nothing computes it."""
+    """Return the name of the table that a Gather reads rows of; None if the table is computed."""
     data = node.inputs[0] if (node.domain, node.op_type) == ("", "Gather") else None
     return data.name if data is not None and data.producer() is None else None
 
 
 def place(node: str, source: str | None) -> str:
-    """Return ``MatMul 'scores' (output 'y') of the gradient of Gemm 'fc' (output 'logits')``, from the two descriptions."""
+    """Return ``MatMul 'scores' (output 'y') of the gradient of Gemm 'fc' (output 'logits')`` from the two descriptions."""
     if source is None or source == node:
         return node
     return f"{node} of {source}" if source.startswith("the ") else f"{node} of the {source}"
 
 
 def name_sources(graph: ir.Graph) -> None:
-    """Let every node of a model, and what replaces it, say which node of the model it is; see ``source_of``."""
+    """Record in every node of a model its own description, for the nodes that will replace it; see ``source_of``."""
     for node in graph.all_nodes():
         SOURCE.set(node, describe_node(node))
 
 
 def source_of(node: ir.Node) -> str | None:
-    """Return what a node of a program computes a part of, or None where nobody noted it.
+    """Return the operation that a node of a program is part of, or None if unknown.
 
-    That is a node of the model (``Conv 'stem' (output 'stem_out')``), ``gradient of`` one, ``the loss``, ``the metrics``,
-    ``the optimizer`` or ``the random key``.
+    It is a node of the model (``Conv 'stem' (output 'stem_out')``), ``gradient of`` one, ``the loss``, ``the metrics``, ``the
+    optimizer`` or ``the random key``.
     """
     return SOURCE.get(node)
 
 
 def read_mark(node: ir.Node, annotation: Annotation[Said]) -> Said | None:
-    """Return what a node says of how it is quantized or pruned, in a model that is perhaps from elsewhere.
+    """Return the quantization or pruning annotation of a node in a possibly foreign model.
 
     Raises:
-        ModelError: the entry is no JSON, or has other fields.
+        ModelError: the entry is not JSON or has unknown fields.
     """
     try:
         return annotation.get(node)
@@ -246,13 +247,13 @@ def read_mark(node: ir.Node, annotation: Annotation[Said]) -> Said | None:
 
 @dataclass(frozen=True)
 class PruningMark:
-    """How the mask of a weight changes during training.
+    """Schedule of a weight's pruning mask during training.
 
     Attributes:
-        sparsity: the part of the weights that is zero in the end.
-        scope: whether it is the part of each tensor, or of all together.
-        begin, end: the steps between which the part grows; equal where the mask stays as it is.
-        every: steps from one change to the next.
+        sparsity: final fraction of zeros.
+        scope: the fraction applies to each tensor or to all tensors together.
+        begin, end: first and last step of the growth of the fraction; equal for a fixed mask.
+        every: number of steps between two changes.
     """
 
     sparsity: float
@@ -263,31 +264,30 @@ class PruningMark:
 
     @property
     def changes(self) -> bool:
-        """Whether training changes the mask."""
+        """True if training changes the mask."""
         return self.end > self.begin
 
     def put(self, node: ir.Node) -> None:
-        """Write it into the metadata of a node."""
         PRUNING.set(node, self)
 
     @staticmethod
     def of(node: ir.Node) -> PruningMark | None:
-        """Return what the metadata of a node says; None where it says nothing."""
+        """Return the schedule in the metadata of a node, or None."""
         return read_mark(node, PRUNING)
 
 
 PRUNING = record("burnish.pruning", PruningMark)
-"""Of the product of a weight and its mask: how the mask is made."""
+"""Product of a weight and its mask: the mask's schedule."""
 
 
 def changing_masks(graph: ir.Graph) -> frozenset[str]:
-    """Return the names of the masks that training changes; a mean of several is no mask."""
+    """Return the names of the masks that training changes; workers must not average them."""
     masks = (node.inputs[1] for node, mark in masked_weights(graph) if mark.changes)
     return frozenset(mask.name or "" for mask in masks if mask is not None)
 
 
 def masked_weights(graph: ir.Graph) -> Iterator[tuple[ir.Node, PruningMark]]:
-    """Give the products of a weight, their first operand, and a mask, their second, with what they say."""
+    """Yield the products of a weight (first operand) and a mask (second), with the mask's schedule."""
     for node in graph.all_nodes():
         if node.op_type == "Mul" and (mark := PruningMark.of(node)) is not None:
             yield node, mark
@@ -295,24 +295,24 @@ def masked_weights(graph: ir.Graph) -> Iterator[tuple[ir.Node, PruningMark]]:
 
 NOTHING = "none"
 SAMPLE_AXIS = text("burnish.sample_axis")
-"""Of an input: which of its axes holds the samples of a batch; ``NOTHING`` if it is the same for all of them."""
+"""Input: index of the sample axis; ``NOTHING`` if the input is the same for all samples."""
 
 
 def mark_sample_axis(value: ir.Value, axis: int | None) -> None:
-    """Note the axis of an input along which samples stand; None: it has no samples, and is the same for all of them."""
+    """Record the sample axis of an input; None if the input is the same for all samples."""
     SAMPLE_AXIS.set(value, NOTHING if axis is None else str(axis))
 
 
 def has_sample_axis_mark(value: ir.Value) -> bool:
-    """Whether a graph says which axis of an input holds samples."""
+    """True if the sample axis of an input is recorded."""
     return SAMPLE_AXIS.is_on(value)
 
 
 def marked_sample_axis(value: ir.Value) -> int | None:
-    """Return the axis that is noted: 0 without a note; None for an input without samples, and one without axes.
+    """Return the recorded sample axis of an input: 0 by default; None if it has no samples or no axes.
 
     Raises:
-        ModelError: the note is no axis of the input.
+        ModelError: the recorded axis does not exist.
     """
     rank = None if value.shape is None else len(value.shape)
     said = SAMPLE_AXIS.get(value)
@@ -329,16 +329,16 @@ def marked_sample_axis(value: ir.Value) -> int | None:
 
 
 SUBGRADIENT = text("burnish.subgradient")
-"""Of a node whose file follows PyTorch: which of several subgradients it has at a tie or a bound."""
+"""Node from a file of PyTorch: choice of the subgradient at a tie or a bound."""
 FIRST = "first"
-"""Of extremes along an axis, or of equal operands, the first alone has a gradient; else they share it evenly."""
+"""Only the first of tied extremes, or of equal operands, gets the gradient; by default they share it evenly."""
 INCLUSIVE = "inclusive"
-"""On a bound the gradient passes, as in ``torch.clamp``; else it does not, as in ``torch.nn.functional.hardtanh``."""
+"""The gradient passes at the bound, as in ``torch.clamp``; by default it does not, as in ``torch.nn.functional.hardtanh``."""
 
 WHOLE = "whole"
-"""The gradient passes beyond the bound too, as where PyTorch bounds the lengths of ``cosine_similarity``."""
+"""The gradient passes beyond the bound too, as for the norms in PyTorch's ``cosine_similarity``."""
 
 
 def subgradient_of(node: ir.Node) -> str | None:
-    """Return the subgradient that is noted with a node; None for the operator's own."""
+    """Return the recorded subgradient of a node; None for the operator's own."""
     return SUBGRADIENT.get(node)

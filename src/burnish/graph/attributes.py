@@ -1,4 +1,4 @@
-"""Attributes of nodes: reading and making them."""
+"""Reading and making node attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def attribute_value(node: ir.Node, name: str, default: Any) -> Any:
-    """Return the value of an attribute, or ``default``, the standard's, where the node leaves it out."""
+    """Return the value of an attribute, or ``default`` (the standard's) if the node omits it."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.value
 
@@ -32,10 +32,9 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
 
 
 def typed_attribute(name: str, value: Any) -> Any:
-    """Return a list of numbers, or a tensor, as an attribute; anything else as it is, for ``onnx_ir`` to make one.
+    """Return a list of numbers, or a tensor, as an attribute; other values unchanged, for ``onnx_ir`` to convert.
 
-    ``onnx_ir`` finds out the type of a value by asking whether it fits one protocol after the other, which takes longer than
-    making the node.
+    ``onnx_ir`` finds the type by testing one protocol after the other, which takes longer than making the node.
     """
     if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
         return ir.AttrInt64s(name, value)
@@ -47,9 +46,9 @@ def typed_attribute(name: str, value: Any) -> Any:
 
 
 def hold_single_precision(model: ir.Model) -> None:
-    """Give attributes that are numbers the values that a file holds, which are float32; in place.
+    """Round float attributes to float32, in place, since files store them as float32.
 
-    A model in memory and the file that it is written to then compute the same, to the bit.
+    The model in memory and its file then give identical results.
     """
     for node in model.graph.all_nodes():
         for name, attribute in list(node.attributes.items()):

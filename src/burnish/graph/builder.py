@@ -1,10 +1,10 @@
-"""The builder: emits typed nodes into a graph and gives back tensors that can be computed with.
+"""Builder that emits typed nodes into a graph and returns tensors with arithmetic.
 
 builder = Builder(graph)
 x = builder.tensor(value)
 y = builder.op("Relu", x) * 0.5 + 1
 
-After it stand what is made with one: the sum that undoes a broadcast, and tensors in the place of a node or of a value.
+Also functions based on it: the sum that undoes a broadcast, and replacement of nodes and values.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from burnish.graph.uses import remove_node, replace_output, replace_uses
 
 BURNISH_DOMAIN = "burnish"
 TRAINING_DOMAIN = "ai.onnx.preview.training"
-"""Where the standard keeps Gradient and its optimizers."""
+"""Domain of the standard's Gradient and optimizers."""
 HANDED_ON: tuple[Annotation[Any], ...] = (ORIGIN, SOURCE)
-"""What is emitted in front of a node says the same of these as the node."""
+"""Annotations that nodes emitted before a given node inherit from it."""
 
 Scalar = int | float | bool | np.number
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Tensor:
     """A value of the graph under construction, with arithmetic.
 
-    A Python number beside it becomes a constant of its dtype. Nothing is computed: every operation emits one node.
+    Python numbers become constants of its dtype. Nothing is computed: every operation emits one node.
     """
 
     __slots__ = ("builder", "value")
@@ -59,10 +59,10 @@ class Tensor:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The element type; float32 is never assumed.
+        """Element type.
 
         Raises:
-            ModelError: it is not known.
+            ModelError: it is unknown; there is no default.
         """
         if self.value.dtype is None:
             producer = self.value.producer()
@@ -78,7 +78,7 @@ class Tensor:
         return None if self.value.shape is None else len(self.value.shape)
 
     def dimension(self, axis: int) -> int | None:
-        """The extent along ``axis`` where it is a known integer, else None.
+        """Return the extent of an axis if it is a known integer, else None.
 
         Raises:
             ModelError: there is no such axis.
@@ -96,7 +96,7 @@ class Tensor:
 
     @property
     def array(self) -> np.ndarray | None:
-        """The constant behind this value, or None when it is known only at run time."""
+        """The constant array of this value, or None if it is known only at run time."""
         return constant_array(self.value)
 
     def __add__(self, other: Tensor | Scalar) -> Tensor:
@@ -137,11 +137,11 @@ class Tensor:
 
 
 class Builder:
-    """Emits nodes at the end of a graph, or before a given node of it, with dtype and shape inferred.
+    """Emits nodes at the end of a graph or before one of its nodes, and infers their dtypes and shapes.
 
     Args:
         graph: the graph to extend; its ``opset_imports`` decide operator versions.
-        before: emit in front of this node instead of at the end.
+        before: the node to insert before, instead of at the end.
     """
 
     def __init__(self, graph: ir.Graph, before: ir.Node | None = None):
@@ -154,20 +154,20 @@ class Builder:
 
     @property
     def opset(self) -> int:
-        """The version of the standard domain that nodes are emitted in."""
+        """Version of the standard domain of the graph."""
         return self.graph.opset_imports[""]
 
     def tensor(self, value: ir.Value) -> Tensor:
-        """Wrap a value that is already in the graph."""
+        """Wrap a value of the graph."""
         return Tensor(self, value)
 
     def tensors(self, values: Iterable[ir.Value | None]) -> tuple[Tensor, ...]:
-        """Wrap values that are already in the graph, such as the inputs of a node without those that it leaves out."""
+        """Wrap values of the graph, such as the inputs of a node; omitted inputs are skipped."""
         return tuple(Tensor(self, value) for value in values if value is not None)
 
     def constant(self, array: np.ndarray) -> Tensor:
         """Emit a constant; equal small constants are emitted once per builder."""
-        array = np.asarray(array, order="C")  # ascontiguousarray would turn a scalar into a vector of one
+        array = np.asarray(array, order="C")  # ascontiguousarray would turn a scalar into a vector
         key = (array.dtype.str + array.dtype.name, array.shape, array.tobytes() if array.size <= 1024 else b"")
         cacheable = array.size <= 1024
         if cacheable and key in self._constants:
@@ -189,7 +189,7 @@ class Builder:
         return self.constant(np.asarray(number, dtype=dtype.numpy()))
 
     def once(self, key: Hashable, emit: Callable[[], T]) -> T:
-        """Return what ``emit`` gave when it was first called for this key: so that it stands in the graph once."""
+        """Return the result of the first call of ``emit`` for this key, so that its nodes are emitted once."""
         if key not in self._emitted:
             self._emitted[key] = emit()
         result: T = self._emitted[key]
@@ -236,15 +236,15 @@ class Builder:
         dtype: ir.DataType | None = None,
         **attributes: Any,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Emit one node and return its output, or a tuple when it has several.
+        """Emit one node and return its output, or a tuple of several outputs.
 
         Args:
             op_type: operator name in ``domain``.
-            inputs: tensors; a number takes the dtype of the first tensor; None leaves an optional input out.
-            outputs: how many outputs the node has.
-            like: the (first) output has this tensor's dtype and shape: what the caller knows and inference may not.
-            shape, dtype: the same, given apart.
-            attributes: operator attributes; those that are None are left out.
+            inputs: tensors; a number takes the dtype of the first tensor; None omits an optional input.
+            outputs: number of outputs.
+            like: tensor with the known dtype and shape of the (first) output, for outputs that inference may not know.
+            shape, dtype: the same, given separately.
+            attributes: operator attributes; None omits one.
         """
         reference = next((item for item in inputs if isinstance(item, Tensor)), None)
         values: list[ir.Value | None] = []
@@ -279,15 +279,15 @@ class Builder:
         return tuple(Tensor(self, output) for output in node.outputs)
 
     def cast(self, tensor: Tensor, dtype: ir.DataType) -> Tensor:
-        """Cast, unless the tensor has that dtype already."""
+        """Cast a tensor unless it already has the dtype."""
         return tensor if tensor.dtype == dtype else self.op("Cast", tensor, to=int(dtype))
 
     @contextmanager
     def each_scalar_once(self) -> Iterator[None]:
-        """Let an operation on scalars that is asked for again inside give what it gave before, and emit no second node.
+        """Within this context, emit equal operations on scalars only once.
 
-        A formula can then be written for one parameter, although a part of it is the same for all of them. None of these
-        operations may draw random numbers.
+        A formula can then be written per parameter even if a part of it is common to all. The operations must not draw random
+        numbers.
         """
         earlier = self._scalars
         self._scalars = {} if earlier is None else earlier
@@ -298,7 +298,7 @@ class Builder:
 
     @contextmanager
     def attributed(self, source: str | None) -> Iterator[None]:
-        """Let the nodes that are emitted inside say that they compute a part of ``source``; None: they say nothing."""
+        """Within this context, record ``source`` as the operation that emitted nodes belong to; None records nothing."""
         earlier, self._source = self._source, source
         try:
             yield
@@ -326,12 +326,14 @@ def _text(array: np.ndarray) -> ir.StringTensor:
 
 
 def zeros_like(tensor: Tensor) -> Tensor:
-    """Emit zeros of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
+    """Emit zeros with the dtype and shape of ``tensor``, created at run time and not stored in the graph."""
     return full_like(tensor, 0.0)
 
 
 def full_like(tensor: Tensor, number: Scalar) -> Tensor:
-    """Emit ``number`` in every place, of the dtype and shape of ``tensor``; made when the graph runs, and not stored in it."""
+    """Emit a tensor filled with ``number``, of the dtype and shape of ``tensor``, created at run time and not stored in the
+    graph.
+    """
     builder, shape = tensor.builder, static_shape(tensor.value)
     extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
     value = ir.Tensor(np.full(1, number, dtype=tensor.dtype.numpy()))
@@ -339,19 +341,18 @@ def full_like(tensor: Tensor, number: Scalar) -> Tensor:
 
 
 LONGEST_LEADING_RUN = 16384
-"""Beyond this many terms a sum over leading axes is split. ONNX Runtime adds them one after the other to the same element."""
+"""Longest sum over leading axes that is not split, in terms. ONNX Runtime adds the terms sequentially."""
 
 LARGEST_IMBALANCE = 8
-"""How far the longer part of a split may be from the square root; a more uneven one is not worth a pass over the partial sums."""
+"""Largest ratio of a block's number to the square root of the terms; for worse splits the extra pass is not worthwhile."""
 
 
 def unbroadcast(cotangent: Tensor, operand: Tensor) -> Tensor:
-    """Sum ``cotangent`` over the axes along which ``operand`` was repeated, and give it ``operand``'s shape.
+    """Sum ``cotangent`` over the axes along which ``operand`` was broadcast, and return it in ``operand``'s shape.
 
-    Decided when the graph is built where the shapes allow it. Where a dimension is unknown, or one name may stand for 1,
-    the graph itself compares the two shapes: sums over the axes where the operand has extent 1, then reshapes. A sum over
-    leading axes that is known to be very long is done in two stages: of n float32 terms of one sign, added one after the other,
-    262,144 leave an error of 8e-6.
+    The axes are chosen when the graph is built if the shapes are known. If a dimension is unknown, or a named one may be 1, the
+    graph compares the two shapes at run time. A very long sum over leading axes is done in two stages: 262,144 float32 terms of
+    one sign, added sequentially, have an error of 8e-6.
     """
     if same_shape(cotangent.shape, operand.shape):
         return cotangent
@@ -386,10 +387,10 @@ def unbroadcast(cotangent: Tensor, operand: Tensor) -> Tensor:
 
 
 def _sum_blocks_of_leading_axes(cotangent: Tensor, summed: list[int]) -> Tensor | None:
-    """Return sums over blocks of the leading axes, in a shape that broadcasts like the cotangent's; None where it is not split.
+    """Sum blocks of the leading axes, into a shape that broadcasts like the cotangent's. Return None without a good split.
 
-    ``summed``, ascending, names the axes that will be summed; those of them that come first are the leading ones. Their n terms
-    become k sums, k the divisor of n next to its square root: [n, ...] to [k, ...], and [n, m, ...] to [k, 1, ...].
+    ``summed``, ascending, lists the axes to sum; its leading axes have n terms in total. They become k sums, with k the divisor
+    of n near its square root: [n, ...] to [k, ...], and [n, m, ...] to [k, 1, ...].
     """
     assert cotangent.shape is not None
     dims = cotangent.shape.dims
@@ -423,9 +424,9 @@ def _unbroadcast_at_run_time(cotangent: Tensor, operand: Tensor) -> Tensor:
 
 
 def replace_value(output: ir.Value, replacement: ir.Value, but: ir.Node | None = None) -> None:
-    """Let ``replacement`` stand wherever ``output``, a node's output, stood, except in what the node ``but`` reads.
+    """Replace a node's output by another value for all readers except the node ``but``.
 
-    A graph output keeps its name: the replacement takes it over, behind an Identity where it has a name of its own to keep.
+    A graph output keeps its name: the replacement takes it, or an Identity of it if it needs its own name.
     """
     if not output.is_graph_output():
         replace_uses(output, replacement, but)
@@ -445,13 +446,13 @@ def replace_value(output: ir.Value, replacement: ir.Value, but: ir.Node | None =
 
 
 def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]) -> None:
-    """Let ``replacements`` stand for the outputs of a node, and remove the node.
+    """Replace the outputs of a node and remove the node.
 
-    A replacement keeps the output's shape where that is known. None stands for an output that nothing reads, and so does one that
-    is left out at the end; there may be more than the node has outputs.
+    A replacement takes the output's shape if that is known. None, or a missing last entry, is for an output that nothing reads;
+    surplus replacements are ignored.
 
     Raises:
-        UnsupportedOperatorError: an output is read, and nothing stands for it.
+        UnsupportedOperatorError: an output is read and has no replacement.
     """
     results = replacements if isinstance(replacements, tuple) else (replacements,)
     for index, output in enumerate(node.outputs):
@@ -473,9 +474,9 @@ def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]
 
 
 def insert_behind(node: ir.Node, following: ir.Node, names: Names) -> None:
-    """Put a node that reads another's first output after it: whatever else read that output reads the new node's.
+    """Insert a node between another node's first output and all its readers.
 
-    A graph output keeps its name, which goes to the new node; the value before it gets another, out of ``names``.
+    A graph output keeps its name, which moves to the new node's output; the value before it gets a new name from ``names``.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
@@ -494,10 +495,10 @@ def insert_behind(node: ir.Node, following: ir.Node, names: Names) -> None:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Leave cycles of garbage uncollected until the end of the block, or function that this decorates.
+    """Disable garbage collection in this context or in the decorated function.
 
-    While graphs are made, Python's collector goes through all of them again and again, and through all of PyTorch, for next to
-    nothing: a third of the time that making them takes.
+    While graphs are built, Python's collector repeatedly scans them and all of PyTorch but finds almost nothing. That takes a
+    third of the build time.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""Constants: what is known when a graph is made, nodes that are computed then, initializers, and weights that are integers."""
+"""Constants of a graph: known values, early evaluation, initializers, and integer weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from burnish.graph.uses import remove_node
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """Return the array behind an initializer or a ``Constant`` node, or None when it is known only at run time.
+    """Return the array of an initializer or ``Constant`` node, or None if the value is known only at run time.
 
-    A graph input with a default (an initializer that is also an input) is not a constant: a caller may override it.
+    A graph input with a default (an initializer that is also an input) is not a constant: callers may override it.
     """
     if value is None or value.is_graph_input():
         return None
     node = value.producer()
     if value.const_value is None and node is not None and node.op_type == "Constant" and node.domain == "":
         attribute = node.attributes.get("value")
-        # Nearly all constants; that the tensor is one by its methods takes long to find out.
+        # Fast path for nearly all constants; the general protocol check is slow.
         if attribute is not None and isinstance(attribute.value, ir.Tensor):
             return attribute.value.numpy()
     tensor = ir.convenience.get_const_tensor(value)
@@ -29,8 +29,8 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
 
 
 def evaluated(node: ir.Node, operands: Mapping[str, np.ndarray], opset: int) -> list[np.ndarray]:
-    """Return the outputs of a node for operands by name; nothing where the evaluator fails: computing early is never needed."""
-    from onnx.reference import ReferenceEvaluator  # not above: burnish.compile is imported without it
+    """Return the outputs of a node for operands by name; an empty list if the evaluator fails."""
+    from onnx.reference import ReferenceEvaluator  # imported here because burnish.compile loads this module without it
 
     try:
         with np.errstate(all="ignore"):
@@ -41,14 +41,14 @@ def evaluated(node: ir.Node, operands: Mapping[str, np.ndarray], opset: int) -> 
 
 
 def constant_result(value: ir.Value, opset: int) -> np.ndarray | None:
-    """Return what nodes of the standard make of constants alone, such as a transposed or a dequantized weight.
+    """Return a value that standard nodes compute from constants, such as a transposed or dequantized weight.
 
     Args:
-        value: of a graph of this opset.
-        opset: the version of the standard's operators.
+        value: a value of a graph with this opset.
+        opset: version of the standard domain.
 
     Returns:
-        The array; None where it hangs on an input, or cannot be computed.
+        The array; None if it depends on an input or cannot be computed.
     """
     arrays: dict[ir.Value, np.ndarray] = {}
     pending = [value]
@@ -75,7 +75,7 @@ def constant_result(value: ir.Value, opset: int) -> np.ndarray | None:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
-    """Add an initializer under a name that must be free."""
+    """Add an initializer under an unused name."""
     tensor = ir.Tensor(array) if isinstance(array, np.ndarray) else array
     tensor.name = name
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
@@ -84,7 +84,7 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorPro
 
 
 def replace_by_initializer(graph: ir.Graph, node: ir.Node, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
-    """Let an initializer of a graph stand for the output of a node, under its name, and remove the node."""
+    """Replace a node by an initializer with the name of its output."""
     output = node.outputs[0]
     name, output.name = output.name, None
     value = add_initializer(graph, name or "weight", array)
@@ -94,13 +94,13 @@ def replace_by_initializer(graph: ir.Graph, node: ir.Node, array: np.ndarray | i
 
 
 def initial_array(value: ir.Value) -> np.ndarray:
-    """Return what an initializer holds; the array is not to be written to."""
+    """Return the array of an initializer; do not write to it."""
     assert value.const_value is not None
     return np.asarray(value.const_value.numpy())
 
 
 def set_initializer(value: ir.Value, array: np.ndarray) -> None:
-    """Let an initializer hold another array, of any shape, in the dtype that it has."""
+    """Store an array of any shape in an initializer, in its present dtype."""
     assert value.dtype is not None
     stored = np.asarray(array, value.dtype.numpy(), order="C")
     value.const_value = ir.Tensor(stored, value.dtype, name=value.name)
@@ -108,7 +108,7 @@ def set_initializer(value: ir.Value, array: np.ndarray) -> None:
 
 
 def remove_unread_value(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer, or the node that made a value, unless something reads it."""
+    """Remove an initializer, or the producer of a value, if nothing reads it."""
     if value.uses() or value.is_graph_output():
         return
     producer = value.producer()
@@ -119,21 +119,21 @@ def remove_unread_value(graph: ir.Graph, value: ir.Value) -> None:
 
 
 NARROW_INTEGERS = frozenset(dtype for dtype in ir.DataType if dtype.name in ("INT2", "INT4", "INT8", "UINT2", "UINT4", "UINT8"))
-"""What weights are quantized to; indices and shapes are wider."""
+"""Dtypes of quantized weights; indices and shapes are wider."""
 
 
 QUANTIZERS = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
 
 
 def is_quantized(graph: ir.Graph) -> bool:
-    """Whether a node of a graph, or of a body in it, rounds to integers, or makes numbers of them again."""
+    """True if any node of a graph, including its subgraphs, quantizes or dequantizes."""
     return any(node.op_type in QUANTIZERS for node in graph.all_nodes())
 
 
 def quantization_of(node: ir.Node) -> str | None:
-    """Return, in words and with what to do, that a node computes with weights that are integers; None where it does not.
+    """Return an explanation and remedy if a node has integer weights, else None.
 
-    Weights are initializers of narrow integers with two dimensions or more.
+    Weights are initializers of narrow integers with at least two dimensions.
     """
     for value in _integer_weights(node):
         assert value.dtype is not None
@@ -147,7 +147,7 @@ def quantization_of(node: ir.Node) -> str | None:
 
 
 def integer_weights(graph: ir.Graph) -> dict[str, str]:
-    """Return the weights of a graph that are integers: initializer name -> why they do not train, as a clause."""
+    """Return the integer weights of a graph: initializer name -> why they are not trained, as a clause."""
     names = [value.name or "" for node in graph.all_nodes() for value in _integer_weights(node)]
     why = "integers, as the model is quantized; what trains all weights is the model in float32 that it was quantized from"
     return dict.fromkeys(names, why)

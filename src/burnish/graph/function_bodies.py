@@ -1,4 +1,4 @@
-"""Function bodies: how a call becomes the nodes that it stands for."""
+"""ONNX functions: replacement of calls by the nodes of their bodies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from burnish.graph.uses import captured_once, remove_node
 from burnish.graph.versions import keeps_meaning
 
 CAPTURED = "burnish:captured:"
-"""What a value of the graph around a node is called, with a number behind it, while the node's function is made."""
+"""Prefix, followed by a number, of temporary names for captured values while a node's function is made."""
 
 
 def settle_attributes(function: ir.Function, values: Mapping[str, ir.Attr]) -> None:
-    """Give the nodes of a function, in place, the values of the function's attributes; they leave out what has none."""
+    """Set, in place, the attributes that refer to a function's attributes; those without a value are removed."""
     for node in function.all_nodes():
         for name, attribute in list(node.attributes.items()):
             if not attribute.is_ref():
@@ -34,9 +34,9 @@ def settle_attributes(function: ir.Function, values: Mapping[str, ir.Attr]) -> N
 
 
 def bind_operands(function: ir.Function, call: ir.Node) -> list[ir.Value | None]:
-    """Let the nodes of a function read what a call reads, in place; returns the values of the function's outputs.
+    """Connect a function's nodes to the inputs of a call, in place, and return the values of the function's outputs.
 
-    An output that is an operand which the call leaves out is None.
+    An output that is an omitted operand is None.
     """
     operands = dict(zip(function.inputs, [*call.inputs, *[None] * len(function.inputs)], strict=False))
     for parameter, operand in operands.items():
@@ -47,16 +47,16 @@ def bind_operands(function: ir.Function, call: ir.Node) -> list[ir.Value | None]
 
 @cache
 def has_function(op_type: str, opset: int) -> bool:
-    """Whether the standard says what an operator means by a function, of itself or of a node with operands of known types."""
-    schema: Any = operator_schema(op_type, opset)  # whose types do not say that it knows functions
+    """True if the standard defines an operator by a function, either general or dependent on the operand types."""
+    schema: Any = operator_schema(op_type, opset)  # the type stubs lack its functions
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
-    """Return the function that the standard gives for a node of a graph of this opset; None where it gives none.
+    """Return the standard's function for a node of a graph with this opset; None if there is none.
 
-    Functions are written in the opset that brought the operator, or in a later one: the newest is taken whose operators mean the
-    same in the opset of the graph.
+    The functions are written in the opset that introduced the operator or a later one. This returns the newest whose operators
+    mean the same in the graph's opset.
     """
     schema: Any = operator_schema(node.op_type, opset)
     if node.domain != "" or schema is None:
@@ -79,7 +79,7 @@ def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
             continue
         function = _deserialized(onnx.FunctionProto.FromString(written), node)
         _bind_captured(function, captured)
-        # What stands in the node's own bodies is of the opset of the graph, whatever that of the function is.
+        # The node's own bodies use the graph's opset, whatever the function's is.
         added = [inner for inner in function.all_nodes() if not any(output.name in own for output in inner.outputs)]
         if set(function.opset_imports) <= {""} and all(keeps_meaning(inner, version, opset) for inner in added):
             settle_attributes(function, {**_defaults(schema), **node.attributes})
@@ -88,7 +88,7 @@ def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
 
 
 def _deserialized(proto: onnx.FunctionProto, node: ir.Node) -> ir.Function:
-    """The function, with the outputs that the node has: what is made for a node may leave out others."""
+    """Return the function with the outputs of the node; a function made for a node may have fewer."""
     del proto.output[len(node.outputs) :]
     known = {*proto.input, *(name for inner in proto.node for name in inner.output)}
     proto.node.extend(onnx.helper.make_node("Constant", [], [name], value_int=0) for name in proto.output if name not in known)
@@ -97,7 +97,7 @@ def _deserialized(proto: onnx.FunctionProto, node: ir.Node) -> ir.Function:
 
 
 def _with_captured(node: ir.Node) -> tuple[onnx.NodeProto, dict[str, ir.Value]]:
-    """A node as a proto, whose bodies read what is around them under names that no function has, and the values by name."""
+    """Return a node as a proto whose bodies read captured values under unused names, and these values by name."""
     proto = ir.serde.serialize_node(node)
     captured = {f"{CAPTURED}{number}": value for number, value in enumerate(captured_once(node))}
     names = {value.name: name for name, value in captured.items()}
@@ -111,7 +111,7 @@ def _with_captured(node: ir.Node) -> tuple[onnx.NodeProto, dict[str, ir.Value]]:
 
 
 def _bind_captured(function: ir.Function, captured: Mapping[str, ir.Value]) -> None:
-    """Let the nodes and bodies in a function read, in place, the values that a node's bodies read of the graphs around it."""
+    """Connect, in place, the captured values that ``_with_captured`` renamed."""
     for node in function.all_nodes() if captured else ():
         for index, value in enumerate(node.inputs):
             outer = None if value is None else captured.get(value.name or "")
@@ -125,12 +125,12 @@ def _bind_captured(function: ir.Function, captured: Mapping[str, ir.Value]) -> N
 
 
 def write_out(call: ir.Node, function: ir.Function, names: Names, node_names: Names) -> None:
-    """Put the nodes of a function in the place of a node; the node's outputs stay the values that they are.
+    """Replace a node by the nodes of a function. The node's output values keep their identity.
 
     Args:
         call: the node, in a graph.
-        function: its function, with settled attributes; it is taken apart.
-        names, node_names: those of the values and of the nodes of the graph. New ones are ``<call>/<name in the function>``.
+        function: its function, with settled attributes; consumed.
+        names, node_names: names of the values and the nodes of the graph. New names are ``<call>/<name in the function>``.
     """
     graph = call.graph
     assert isinstance(graph, ir.Graph)
@@ -169,14 +169,14 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
 
 
 def _defaults(schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
-    """What the standard says of attributes that a node leaves out."""
+    """Return the standard's defaults of attributes."""
     stated = {name: formal.default_value for name, formal in schema.attributes.items()}
     undefined = onnx.AttributeProto.UNDEFINED
     return {name: ir.serde.deserialize_attribute(value) for name, value in stated.items() if value.type != undefined}
 
 
 def _infer(node: ir.Node, imports: Mapping[str, int]) -> None:
-    """Infer the outputs of a node; where it has branches or a loop body, what is inside of them first."""
+    """Infer the outputs of a node, after the nodes inside its subgraphs."""
     inner = bodies(node)
     if not inner:
         infer_outputs(node, imports)
@@ -200,14 +200,14 @@ def _infer(node: ir.Node, imports: Mapping[str, int]) -> None:
 
 
 def _carried(node: ir.Node) -> int:
-    """How many of a node's outputs are the last values of what its body carries; all of those of an If, which are open."""
+    """Return the number of outputs that are final values of carried variables; all outputs for an If."""
     if node.op_type == "Scan":
         return len(node.inputs) - int(attribute_value(node, "num_scan_inputs", 0))
     return len(node.inputs) - 2 if node.op_type == "Loop" else len(node.outputs)
 
 
 def _entering(node: ir.Node, body: ir.Graph) -> Sequence[tuple[ir.Value, ir.Value | None, int | None]]:
-    """For each input of a body the operand that it comes from, and the axis that it does not have of that."""
+    """Return, for each input of a body, the operand that it comes from and the operand's axis that it lacks."""
     if node.op_type == "Loop":
         return [(value, operand, None) for value, operand in zip(body.inputs[2:], node.inputs[2:], strict=False)]
     if node.op_type != "Scan":
@@ -227,7 +227,7 @@ def _without(shape: ir.Shape | None, axis: int | None) -> ir.Shape | None:
 
 
 def _with(shape: ir.Shape | None, axis: int) -> ir.Shape | None:
-    """The shape with an open extent more."""
+    """Return the shape with an additional open dimension."""
     if shape is None:
         return None
     dims = list(shape.dims)

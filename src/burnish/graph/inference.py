@@ -1,11 +1,10 @@
-"""Dtype and shape of a node's outputs, inferred when the node is emitted.
+"""Dtype and shape inference of a node's outputs when it is emitted.
 
-Elementwise operators, most of what gradients consist of, are inferred here directly; everything else goes through the
-standard's own inference functions, one node at a time.
+Elementwise operators, which most gradients consist of, are inferred here; others by the standard's inference functions, one node
+at a time.
 
-When the standard's inference propagates the values of shapes, it goes through a vector of integers element by element, at half a
-microsecond and forty bytes each: a model of a kilobyte with a Range to 2**40 takes a week, or all memory. The last functions of
-this file tell where it would not end.
+The standard's data propagation visits integer vectors element by element, at 0.5 µs and 40 bytes each: a 1 kB model with a Range
+to 2**40 takes a week or all memory. The last functions of this file detect such models.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ SAME_AS_FIRST_INPUT = frozenset(
 BROADCAST_ARITHMETIC = frozenset(
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor".split()
 )
-"""Operators whose result has the dtype of the first operand, and the shape that all are broadcast to."""
+"""Operators whose result has the dtype of the first operand and the broadcast shape of all."""
 COMPARISONS = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 
 
 @cache
 def operator_schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of a standard operator at an opset, None if there is none."""
-    if abs(opset) >= 2**31:  # which the library does not take
+    """Return the schema of a standard operator at an opset, or None."""
+    if abs(opset) >= 2**31:  # the library refuses larger numbers
         return None
     try:
         return onnx.defs.get_schema(op_type, opset, "")
@@ -49,18 +48,18 @@ def operator_schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def operator_version(op_type: str, opset: int) -> int | None:
-    """Return the version of a standard operator (its schema's ``since_version``) at an opset, None if there is none."""
+    """Return the version of a standard operator (its schema's ``since_version``) at an opset, or None."""
     schema = operator_schema(op_type, opset)
     return None if schema is None else int(schema.since_version)
 
 
 def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
-    """Fill in the dtype and shape of ``node``'s outputs where they can be known; leave them as they are otherwise.
+    """Set the dtype and shape of ``node``'s outputs if they can be inferred.
 
-    What a node with branches or a loop body gives is known to whoever built them: it is left alone.
+    Nodes with subgraphs are skipped: their builders know the outputs.
 
     Raises:
-        ModelError: the operator does not take operands of these dtypes or shapes.
+        ModelError: the operator does not accept operands of these dtypes or shapes.
     """
     if node.domain != "" or bodies(node):
         return
@@ -109,7 +108,7 @@ def _infer_by_schema(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
             continue
         if value.type is None:
             return
-        # In a body that is not named yet, an operand from around it may have the name of another.
+        # In a body without final names, a captured operand may have the same name as another value.
         name = by_position.input[index] = f"operand{node.inputs.index(value)}"
         types[name] = ir.serde.serialize_value(value).type
         array = constant_array(value)
@@ -159,17 +158,17 @@ def _broadcast(inputs: Sequence[ir.Value | None]) -> ir.Shape | None:
 
 
 LONGEST = 1 << 22
-"""Elements of a vector that are propagated: two seconds."""
+"""Longest vector that may be propagated, in elements: 2 s."""
 MOST_PARTS = 256
-"""Parts that exporters join a vector of, and axes of a tensor, are fewer."""
+"""Exporters join fewer vectors, and tensors have fewer axes."""
 ENDS = frozenset({"Conv", "Gemm", "MatMul", "NonZero", "Shape", "Size"})
-"""Operators whose result is no vector of what they read; so are reductions."""
+"""Operators, in addition to reductions, whose result is not a vector of their operands."""
 SHAPED = {"ConstantOfShape": 0, "Reshape": 1, "Expand": 1}
-"""Operators whose operand, of this index, has an element for each axis of the result."""
+"""Operators with a shape operand (at this index), which has one element per axis of the result."""
 
 
 def holds_large_integers(proto: onnx.GraphProto) -> bool:
-    """Whether an extent or integer constant of a graph, or of a body in it, is above ``LONGEST``: a vector may be as long."""
+    """True if an extent or integer constant of a graph or its subgraphs exceeds ``LONGEST``, so that a vector may too."""
     graphs = list(graphs_within(proto))
     extents = (dimension.dim_value for graph in graphs for value in graph.input for dimension in value.type.tensor_type.shape.dim)
     attributes = (attribute for graph in graphs for node in graph.node for attribute in node.attribute)
@@ -184,7 +183,7 @@ def holds_large_integers(proto: onnx.GraphProto) -> bool:
 
 
 def joins_many_copies(graph: ir.Graph) -> bool:
-    """Whether a Concat of a graph, or of a body in it, may join a vector to itself over and over: thirty make a billion elements.
+    """True if a graph may repeatedly concatenate a vector with itself: thirty times give a billion elements.
 
     Raises:
         ModelError: such a vector is the shape of a tensor, which would have as many axes.
@@ -210,8 +209,9 @@ def joins_many_copies(graph: ir.Graph) -> bool:
 
 
 def has_long_vectors(proto: onnx.GraphProto, together: bool = False) -> bool:
-    """Whether a value of a graph, or of a body in it, is known to be a vector of more than ``LONGEST`` elements; or, together,
-    whether all that are computed have more."""
+    """True if a graph or a subgraph has a vector of more than ``LONGEST`` elements; with ``together``, also if all computed
+    vectors have more in total.
+    """
     graphs = list(graphs_within(proto))
     values = [value for graph in graphs for value in (*graph.value_info, *graph.output)]
     lengths = [dims[0].dim_value for value in values if len(dims := value.type.tensor_type.shape.dim) == 1]
@@ -223,7 +223,7 @@ def _is_large(tensor: onnx.TensorProto) -> bool:
     if any(extent > LONGEST for extent in tensor.dims):
         return True
     is_integer = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-    if not is_integer or tensor.data_location == onnx.TensorProto.EXTERNAL:  # inference does not read what lies elsewhere
+    if not is_integer or tensor.data_location == onnx.TensorProto.EXTERNAL:  # inference reads no external data
         return False
     array: np.ndarray = onnx.numpy_helper.to_array(tensor)
     return array.size > 0 and int(array.max()) > LONGEST
@@ -232,4 +232,4 @@ def _is_large(tensor: onnx.TensorProto) -> bool:
 RANDOM_OPERATORS = frozenset(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
-"""What draws numbers, or may."""
+"""Operators that draw random numbers, or may."""

@@ -1,11 +1,11 @@
-"""Patterns over a graph: small trees of operators that are found behind a value, whatever the order of commuted operands.
+"""Patterns over a graph: small trees of operators that produce a value, with commuted operands in any order.
 
 x = Variable("x")
 centered = Node("Sub", x, Node("ReduceMean", x, reads=axes))
 match = next(centered.match(value), None)
 
-A pattern gives every way in which it fits, so that one may be chosen by conditions on shapes and dtypes. The same variable, or
-the same fact, stands for one thing throughout a match.
+A pattern yields all its matches, so that callers can choose by shapes and dtypes. A variable, or a fact, has the same value
+throughout a match.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ROUNDING = {
     ir.DataType.FLOAT16: 2.0**-11,
     ir.DataType.BFLOAT16: 2.0**-8,
 }
-"""How far, relatively, a constant of a dtype may be from the number it stands for; computed ones are off by a bit more."""
+"""Relative tolerance of constants per dtype; computed constants are a bit less accurate than rounding."""
 
 
 class _Misfit(NamedTuple):
-    """Where an attempt ended, after how many nodes of it; why, and the operator that was expected, if one was."""
+    """The end of a failed attempt: matched nodes, the reason, and the expected operator, if any."""
 
     nodes: int
     reason: str
@@ -43,22 +43,22 @@ class _Misfit(NamedTuple):
 
 
 _misfits: ContextVar[list[_Misfit] | None] = ContextVar("misfits", default=None)
-"""What ``why_not`` collects; None while nobody asks."""
+"""Misfits collected for ``why_not``; None otherwise."""
 
 _near_misses: ContextVar[list[str] | None] = ContextVar("near_misses", default=None)
-"""What ``near_misses`` collects; None while nobody asks."""
+"""Reasons collected by ``near_misses``; None otherwise."""
 
 NEAR = 2
-"""Nodes that fit, from which on a pattern that is not there may have been meant."""
+"""Smallest number of matched nodes for a near miss."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One way in which a pattern fits.
+    """One match of a pattern.
 
     Attributes:
-        found: what variables, named numbers and read facts stand for: values, floats, and what ``reads`` returned.
-        nodes: the nodes that the pattern's operators stand for.
+        found: values of variables, named numbers and facts from ``reads``, by name.
+        nodes: the matched nodes.
     """
 
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -68,17 +68,17 @@ class Match:
         return self.found[name]
 
     def get(self, name: str) -> Any:
-        """What a name stands for, or None where this way to fit does without it."""
+        """Return the value of a name, or None if this match has none."""
         return self.found.get(name)
 
     def bound(self, name: str, thing: Any) -> Match | None:
-        """This match with one more name, or None when the name stands for something else already."""
+        """Return this match with another name, or None if the name already has a different value."""
         if name in self.found:
             return self if self.found[name] == thing else None
         return Match({**self.found, name: thing}, self.nodes)
 
     def is_closed(self, output: ir.Value) -> bool:
-        """Whether nothing but the match itself, and nodes that nothing reads, reads what its nodes compute, ``output`` aside."""
+        """True if nothing outside the match reads its nodes' values, except ``output``. Unread nodes do not count as readers."""
         values = [value for node in self.nodes for value in node.outputs if value is not output]
         readers = (usage.node for value in values for usage in value.uses())
         return not any(map(ir.Value.is_graph_output, values)) and all(
@@ -87,16 +87,16 @@ class Match:
 
 
 class Pattern(Protocol):
-    """Something that may stand behind a value."""
+    """A pattern that may produce a value."""
 
     def match(self, value: ir.Value | None, match: Match = ...) -> Iterator[Match]:
-        """Give every way in which this fits ``value`` beside what ``match`` holds already."""
+        """Yield every extension of ``match`` with which this pattern produces ``value``."""
         ...
 
 
 @dataclass(frozen=True)
 class Variable:
-    """Any value, the same one wherever the variable stands."""
+    """Any value; the same value for every use of the variable."""
 
     name: str
 
@@ -109,7 +109,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Number:
-    """A constant of one element: one that equals ``expected`` up to the rounding of its dtype, or any, bound to ``name``."""
+    """A constant with one element, equal to ``expected`` up to rounding in its dtype, or any, bound to ``name``."""
 
     expected: float | None = None
     name: str | None = None
@@ -133,10 +133,10 @@ class Node:
 
     Args:
         op_type: the operator.
-        inputs: what stands behind its inputs; those of Add and Mul in either order.
-        attributes: values that its attributes must have.
-        reads: facts to bind, by name, or None where the node does not fit. It may look at inputs beyond ``inputs``;
-            without it there must be none.
+        inputs: patterns of its inputs; in either order for Add and Mul.
+        attributes: required attribute values.
+        reads: returns facts to bind by name, or None if the node does not match. It may read inputs beyond ``inputs``; without it
+            there must be none.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Node:
         self.reads = reads
 
     def match(self, value: ir.Value | None, match: Match = Match()) -> Iterator[Match]:
-        """Casts to the dtype that a value has already, and Identity nodes, are stepped over."""
+        """Yield matches, skipping Identity nodes and casts to the present dtype."""
         passed: set[ir.Node] = set()
         while value is not None:
             node = value.producer()
@@ -192,7 +192,7 @@ class Node:
 
 
 class Either:
-    """Any of several patterns, those that say more first."""
+    """Any of several patterns; put the more specific ones first."""
 
     def __init__(self, *patterns: Pattern):
         self.patterns = patterns
@@ -203,13 +203,13 @@ class Either:
 
 
 class Product:
-    """A product of factors, multiplied in any order and grouping."""
+    """A product of factors in any order and grouping."""
 
     def __init__(self, *factors: Pattern):
         self.factors = factors
         self.splits: list[Node] = []
         rest = range(1, len(factors))
-        # The first factor stays on one side: Mul is matched in both orders anyway.
+        # Keep the first factor on one side: Mul matches both orders anyway.
         for size in range(len(factors) - 1):
             for chosen in combinations(rest, size):
                 left = Product(factors[0], *(factors[index] for index in chosen))
@@ -224,7 +224,7 @@ class Product:
 
 
 def find_match(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> Match | None:
-    """Return the first way in which a pattern stands behind ``output``, is read by nothing else, and is accepted."""
+    """Return the first accepted match of a pattern at ``output`` whose inner values are read by nothing else, or None."""
     for match in pattern.match(output):
         if match.is_closed(output) and accepts(match):
             return match
@@ -238,7 +238,7 @@ def find_match(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bo
 
 @contextmanager
 def near_misses() -> Iterator[list[str]]:
-    """Collect why patterns that ``find_match`` looks for within are not there, of those of which two nodes or more are."""
+    """Collect, within this context, the reasons why ``find_match`` failed for patterns with at least two matched nodes."""
     reasons: list[str] = []
     token = _near_misses.set(reasons)
     try:
@@ -248,12 +248,12 @@ def near_misses() -> Iterator[list[str]]:
 
 
 def why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> str:
-    """Say why ``find_match`` gives nothing: what ended the attempt that came furthest, and at which node."""
+    """Return the reason why ``find_match`` failed: the problem and the node at which the longest attempt ended."""
     return _why_not(pattern, output, accepts)[1]
 
 
 def _why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> tuple[int, str]:
-    """After how many nodes the attempt ended that came furthest, and why."""
+    """Return the number of nodes of the longest attempt, and why it ended."""
     misfits: list[_Misfit] = []
     token = _misfits.set(misfits)
     try:
@@ -268,7 +268,7 @@ def _why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool
         _misfits.reset(token)
     if not misfits:
         return 0, "it has another number of operands"
-    # Of several that came as far the last: plain forms are tried after those that say more.
+    # Among equally long attempts, use the last: general forms are tried after specific ones.
     furthest = max(reversed(misfits), key=lambda misfit: misfit.nodes)
     expected = {misfit.expected: None for misfit in misfits if misfit[:2] == furthest[:2]}
     listed = f", and {' or '.join(sorted(expected))} was expected" if furthest.expected else ""
@@ -291,7 +291,7 @@ def _match_all(pairs: tuple[tuple[Pattern, ir.Value | None], ...], match: Match)
 
 
 def _passes_on(node: ir.Node) -> bool:
-    """Whether the output of a node is its input."""
+    """True if a node outputs its input unchanged."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return False
     if node.op_type == "Identity":
@@ -301,7 +301,7 @@ def _passes_on(node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """The value that nodes which change nothing pass on."""
+    """Return the value before nodes that pass it on unchanged."""
     while (node := value.producer()) is not None and _passes_on(node):
         source = node.inputs[0]
         assert source is not None

@@ -1,9 +1,9 @@
-"""Names: those that are free in a graph, and what layers and weights are called.
+"""Unused names in a graph, and the names of layers and weights.
 
-A layer is called after the module that an exporter notes with a node, after its weight, or as the node; such names select layers.
-A weight that two modules share has the name of one of them: the other is known by its node alone. Weights that an exporter
-transposed ahead of time have numbers for names (``val_451``, ``onnx::MatMul_768``), and tools that build or quantize models
-append words of their own (``down_proj.MatMul``, ``down_proj_Q4``).
+A layer is named after the module that the exporter recorded for its node, after its weight, or after the node; users select
+layers by these names. A weight shared by two modules has the name of one of them; the other layer is known only by its node.
+Weights that an exporter transposed have numbered names (``val_451``, ``onnx::MatMul_768``), and tools that build or quantize
+models append their own suffixes (``down_proj.MatMul``, ``down_proj_Q4``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from burnish.settings import matches_pattern
 
 
 class Names:
-    """The names in use, which hands out free ones: each in constant time, whatever many have the same stem.
+    """Set of used names that returns unused ones in constant time, also for many names with one stem.
 
     Args:
-        taken: names in use; those that are None or empty are none.
+        taken: names in use; None and empty names are ignored.
     """
 
     def __init__(self, taken: Iterable[str | None] = ()):
@@ -32,7 +32,7 @@ class Names:
 
     @classmethod
     def of(cls, graph: ir.Graph) -> Names:
-        """The names of all values of a graph, in branches and loop bodies too."""
+        """Return the names of all values of a graph and its subgraphs."""
         values = [*graph.inputs, *graph.initializers.values()]
         values.extend(output for node in graph.all_nodes() for output in node.outputs)
         for body in graph.subgraphs():
@@ -43,7 +43,7 @@ class Names:
         return name in self._taken
 
     def take(self, wanted: str) -> str:
-        """Return ``wanted``, or where it is in use ``wanted`` with the next free number after it; it is then in use."""
+        """Return and reserve ``wanted``, with the next unused number appended if it is taken."""
         name = wanted
         if name in self._taken:
             number = self._tried.get(wanted, 0)
@@ -55,19 +55,19 @@ class Names:
         return name
 
     def release(self, name: str | None) -> None:
-        """Note that a name is not in use any more."""
+        """Mark a name as unused."""
         self._taken.discard(name or "")
 
 
 GENERATED = re.compile(r"val_\d+")
-"""The names that ``onnx_ir`` gives, counted in each graph for itself."""
+"""Names that ``onnx_ir`` generates, numbered per graph."""
 
 
 def separate_names(graph: ir.Graph) -> bool:
-    """Give values in branches and loop bodies other names, in place, where another value of the graph or of a body has theirs.
+    """Rename, in place, values in subgraphs whose names another value of the graph or a subgraph has.
 
-    What is emitted into a body is named without a look at the graphs around it, and a name would hide theirs. Generated names
-    are never those of what is emitted into the graph later. Returns whether any got another name.
+    Nodes emitted into a body are named without regard to the graphs around it and could hide their names. Generated names are
+    changed so that they differ from those emitted into the graph later. Returns True if any name changed.
     """
     bodies = list(graph.subgraphs())
     if not bodies:
@@ -86,17 +86,17 @@ def separate_names(graph: ir.Graph) -> bool:
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where PyTorch's newer exporter notes the modules around a node, from the outermost on."""
+"""Metadata key for the modules around a node, outermost first, in PyTorch's newer exporter."""
 
 Aliases = Mapping[str, tuple[str, ...]]
-"""Initializer name -> what else it is called."""
+"""Initializer name -> its other names."""
 
 PASSING = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators that may stand between a weight and the node that reads it."""
+"""Operators allowed between a weight and its reader."""
 _THROUGH = PASSING | {"DequantizeLinear", "Reshape"}
 _APPENDED = re.compile(r"(\.MatMul)?(_(quantized|quant|Bnb4|DQ|Q[248](G\d+)?))*$")
 _HEAD = re.compile(r"head|out|logit|classif|decoder|predict|score|proj|cls|generator|vocab", re.IGNORECASE)
-"""What the last part of the name of an output layer is like; ``embed_out`` is one, ``embed_tokens`` none."""
+"""Pattern for the last part of an output layer's name: matches ``embed_out``, not ``embed_tokens``."""
 _ATTENTION = re.compile(r"(?<=\.)(\d+)\.attn\.")
 _TABLES = ("Gather", "GatherND")
 _PARTS: Mapping[str, Mapping[int, str]] = {
@@ -112,11 +112,11 @@ _PARTS: Mapping[str, Mapping[int, str]] = {
     "MatMul": {1: "weight"},
     "RMSNormalization": {1: "weight"},
 }
-"""Which parameter of a module of PyTorch an operand is."""
+"""Operator -> {operand index: parameter name in the PyTorch module}."""
 
 
 def noted_module(node: ir.Node) -> str | None:
-    """Return the path of the module that a node is of, as either of PyTorch's exporters notes it; None where none did."""
+    """Return the module path of a node as recorded by either PyTorch exporter, or None."""
     try:
         scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
     except (ValueError, SyntaxError):
@@ -128,31 +128,31 @@ def noted_module(node: ir.Node) -> str | None:
 
 
 def module_in(name: str) -> str | None:
-    """Return the module that an initializer belongs to by its name: ``encoder.0`` of ``encoder.0.weight``."""
+    """Return the module in an initializer's name: ``encoder.0`` of ``encoder.0.weight``."""
     return name.rsplit(".", 1)[0] if "." in name and "::" not in name else None
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what builders and quantizers of models append to those of modules."""
+    """Return a name without the suffixes of model builders and quantizers."""
     return _APPENDED.sub("", name) or name
 
 
 def name_in_hugging_face(name: str) -> str:
-    """Return the name that Hugging Face's module has, of one of ONNX Runtime's builder of language models."""
+    """Return the Hugging Face name for a name from ONNX Runtime's builder of language models."""
     return _ATTENTION.sub(r"\1.self_attn.", name)
 
 
 def layer_name(node: ir.Node, source: ir.Value) -> str:
-    """Return what a layer is called.
+    """Return the name of a layer.
 
     Args:
-        node: of the layer.
-        source: the initializer that is its weight, or an input ``param/<initializer>`` that stands for it.
+        node: node of the layer.
+        source: its weight, an initializer, or an input ``param/<initializer>`` in its place.
 
     Returns:
-        The module that its weight is called after. Where several modules share the weight, and it is called after another of
-        them, or its name tells of none, the module that the exporter noted with the node; else the name of the node, or that of
-        the weight. Of a shared weight without notes the output layer is the product, and the embedding the lookup.
+        The module in the weight's name. If that names no module, or another module that shares the weight: the module recorded
+        for the node, else the name of the node or the weight. For a shared weight without records, the output layer is the
+        product, and the embedding the lookup.
     """
     weight = (source.name or "").removeprefix("param/")
     module, noted = module_in(weight), noted_module(node)
@@ -164,7 +164,7 @@ def layer_name(node: ir.Node, source: ir.Value) -> str:
 
 
 def is_called_after_another(node: ir.Node, source: ir.Value) -> bool:
-    """Whether the weight of a layer is called after another layer, with which it shares the weight."""
+    """True if a layer's weight is named after another layer that shares it."""
     module = module_in((source.name or "").removeprefix("param/"))
     others = [reader for reader in _readers(source) if reader is not node]
     if module is None or not others:
@@ -182,7 +182,7 @@ def is_called_after_another(node: ir.Node, source: ir.Value) -> bool:
 
 
 def weight_of(node: ir.Node) -> ir.Value | None:
-    """Return the weight that a node reads, before what is computed from it alone; None for a node without operands."""
+    """Return the weight that a node reads, before operators such as casts and scaling; None without operands."""
     place = 0 if node.op_type in _TABLES else 1
     value = node.inputs[place] if len(node.inputs) > place else None
     while value is not None and (producer := producer_of(value)) is not None and producer.inputs:
@@ -193,18 +193,18 @@ def weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def further_names(node: ir.Node, source: ir.Value, name: str) -> tuple[str, ...]:
-    """Return what else a layer may be called: with and without what builders append, as in Hugging Face, as its node.
+    """Return the other names of a layer: with and without builders' suffixes, in Hugging Face, and of its node.
 
     Args:
-        node: of the layer.
+        node: node of the layer.
         source: its weight.
-        name: what ``layer_name`` gives.
+        name: the result of ``layer_name``.
     """
     names = [name, node.name or "", noted_module(node) or ""]
     weight = (source.name or "").removeprefix("param/")
     module = module_in(weight)
     if module is not None and (noted := names[2]) and module.startswith(f"{noted}."):
-        names.pop()  # the module around it
+        names.pop()  # the enclosing module
     if module is None and names[2]:
         names.append(f"{names[2]}.weight")
     if not is_called_after_another(node, source):
@@ -215,10 +215,10 @@ def further_names(node: ir.Node, source: ir.Value, name: str) -> tuple[str, ...]
 
 
 def other_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
-    """Return what initializers may be called beside their own names: as parameters of the modules that read them.
+    """Return additional names of initializers, as parameters of the modules that read them.
 
-    ``lm_head.weight`` of a table that is called ``embed_tokens.weight``, or of ``onnx::MatMul_768``, and
-    ``down_proj.weight`` of ``down_proj.MatMul.weight``.
+    For example ``lm_head.weight`` for a table called ``embed_tokens.weight`` or for ``onnx::MatMul_768``, and
+    ``down_proj.weight`` for ``down_proj.MatMul.weight``.
     """
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for node in graph.all_nodes():
@@ -240,17 +240,17 @@ def other_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
                 if (owner := module_in(other)) is not None:
                     plain = f"{plain_name(owner)}.{plain_name(other.rsplit('.', 1)[1])}"
                     found[name] |= dict.fromkeys((plain, name_in_hugging_face(plain)))
-    # A name that is an initializer's own means that one alone.
+    # An initializer's own name never refers to another.
     return {name: tuple(other for other in each if other not in graph.initializers) for name, each in found.items()}
 
 
 def select_named(pattern: str, names: Iterable[str], aliases: Aliases) -> tuple[str, ...]:
-    """Return the initializers that a pattern matches by one of their names."""
+    """Return the initializers with a name that matches a pattern."""
     return tuple(name for name in names if any(matches_pattern(each, pattern) for each in (name, *aliases.get(name, ()))))
 
 
 def _readers(source: ir.Value) -> list[ir.Node]:
-    """The nodes that read a weight, through what only passes it on."""
+    """Return the readers of a weight, through operators that only pass it on."""
     readers: list[ir.Node] = []
     pending = [source]
     while pending:

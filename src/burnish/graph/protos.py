@@ -1,4 +1,4 @@
-"""Models and graphs as ONNX protos."""
+"""ONNX protos of models and graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body = onnx.GraphProto | onnx.FunctionProto
 
 
 def graphs_within(*bodies: Body) -> Iterator[Any]:
-    """Give graphs and functions, and the graphs inside their nodes, at any depth."""
+    """Yield graphs and functions and all graphs nested in their nodes."""
     for body in bodies:
         yield body
         for attribute in (attribute for node in body.node for attribute in node.attribute):
@@ -26,7 +26,7 @@ def graphs_within(*bodies: Body) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def read_apart() -> Iterator[None]:
-    """Let nodes be read by themselves: onnx_ir says of each value that they read of the graph around them that there is none."""
+    """Silence onnx_ir's log within this context: it reports captured values as missing when a node is read separately."""
     logger = logging.getLogger("onnx_ir.serde")
     before, logger.disabled = logger.disabled, True
     try:
@@ -37,7 +37,7 @@ def read_apart() -> Iterator[None]:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Raise what failed where a tensor was read, a ``BurnishError``, in place of what ``onnx_ir`` makes of it."""
+    """Raise the underlying ``BurnishError`` of a failed tensor read instead of ``onnx_ir``'s wrapper."""
     try:
         yield
     except Exception as error:
@@ -53,7 +53,7 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
     """Return a model as a proto.
 
     Raises:
-        ModelError: a file that holds a tensor of the model has been written to since the model was loaded.
+        ModelError: a file with tensors of the model has changed since the model was loaded.
     """
     with named_failures():
         return ir.to_proto(model)

@@ -1,8 +1,8 @@
-"""Passes, and the stages that list them: which rewrites a model goes through, in which order, when, and what each of them did.
+"""Passes, and stages that list them: the rewrites of a model, their order and conditions, and records of their effects.
 
-A pass changes a model in place and says whether it did. A stage runs its passes one after another, and restores what they leave
-open: names, shapes or the order of nodes, by its list ``restores``. ``burnish passes`` prints the stages. In tests,
-``BURNISH_VERIFY_PASSES=1`` has the model verified after every pass, so that a wrong one fails by its name.
+A pass changes a model in place and returns True if it did. A stage runs its passes in order and then restores names, shapes or
+the order of nodes by its list ``restores``. ``burnish passes`` prints the stages. ``BURNISH_VERIFY_PASSES=1`` verifies the model
+after every pass, so that tests name a faulty one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from burnish.graph.matching import near_misses
 from burnish.graph.verification import Verification
 
 C = TypeVar("C")
-"""What the passes of a stage are told, a frozen dataclass: of the target, the mode, the policies. Facts that a pass finds are
-marks on the graph."""
+"""Context of a stage's passes, a frozen dataclass: the target, the mode, the policies. Facts found by passes are annotations of
+the graph.
+"""
 
 VERIFY = "BURNISH_VERIFY_PASSES"
 
 
 def always(model: ir.Model, context: Any) -> bool:
-    """The condition of a pass that runs for every model and target."""
+    """Return True: the condition of a pass that always runs."""
     return True
 
 
@@ -38,16 +39,16 @@ class Pass(Generic[C]):
     """A rewrite of a model.
 
     Attributes:
-        name: in the words of the field, verb first.
-        apply: changes the model in place, and returns whether it did.
-        when: says for which target and graph (``model.graph.name``) it runs.
-        local: whether it names what it emits and gives it dtypes and shapes, so that nothing has to be restored.
-        settled: whether it reads shapes that a pass before it may have opened: in a ``Repeat`` it waits for a round in which none
-            changed anything.
-        operators: types of nodes, and domains. If a model has none of them, in bodies and functions either, the pass changes
-            nothing and is skipped. Empty for a pass that any model may need.
-        counted: whether a round of a ``Repeat`` counts in which it changed something. One that ends by itself need not.
-        reason: why it is our own where onnx_ir has a pass for the same; empty where it has none.
+        name: name in the field's usual terms, starting with a verb.
+        apply: changes the model in place and returns True if it did.
+        when: condition on the target and the graph (``model.graph.name``).
+        local: True if it sets names, dtypes and shapes itself, so that nothing must be restored.
+        settled: True if it reads shapes that an earlier pass may have opened. In a ``Repeat`` it waits for a round without
+            changes.
+        operators: operator types and domains. The pass is skipped if the model, including bodies and functions, has none of them.
+            Empty if any model may need the pass.
+        counted: True if its changes count as a round of a ``Repeat``. Not needed for a pass that terminates by itself.
+        reason: reason for our own version if onnx_ir has such a pass; empty otherwise.
     """
 
     name: str
@@ -64,17 +65,17 @@ class Pass(Generic[C]):
 
 
 def rewrite(apply: Callable[[ir.Model], bool], **options: Any) -> Pass[Any]:
-    """A pass that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
+    """Return a pass without context, named after its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model), **options)
 
 
 def rewrite_graph(apply: Callable[[ir.Graph], bool], **options: Any) -> Pass[Any]:
-    """A pass over the main graph that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
+    """Return a pass over the main graph without context, named after its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model.graph), **options)
 
 
 def note(apply: Callable[[ir.Model], object], **options: Any) -> Pass[Any]:
-    """A pass that checks, or that notes a fact with nodes and values, and changes neither."""
+    """Return a pass that checks or annotates a model without changing nodes or values."""
 
     def noted(model: ir.Model, context: Any) -> bool:
         apply(model)
@@ -85,7 +86,7 @@ def note(apply: Callable[[ir.Model], object], **options: Any) -> Pass[Any]:
 
 @dataclass(frozen=True)
 class Repeat(Generic[C]):
-    """Passes that run again until none changes anything; names and shapes are restored after each round."""
+    """Passes that run again until none changes anything. Names and shapes are restored after each round."""
 
     passes: Sequence[Pass[C]]
     at_most: int
@@ -94,12 +95,12 @@ class Repeat(Generic[C]):
 
 @dataclass(frozen=True)
 class Fallback(Generic[C]):
-    """A pass that may fail, and those that repair what it fails at.
+    """A pass that may fail, with repairs to apply before a second attempt.
 
     Attributes:
-        attempt: is run; it leaves the model as it was where it raises ``error``.
-        error: what it raises.
-        repairs: run then. If they change something, ``attempt`` runs again; if not, its error stands.
+        attempt: the pass; it leaves the model unchanged if it raises ``error``.
+        error: its exception.
+        repairs: passes that run after a failure. If they change something, ``attempt`` runs again; otherwise the error is raised.
     """
 
     attempt: Pass[C]
@@ -112,13 +113,13 @@ Element: TypeAlias = "Pass[C] | Repeat[C] | Fallback[C]"
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did to a model.
+    """The effect of a pass on a model.
 
     Attributes:
-        name: of the pass.
-        changed: whether it changed something.
-        seconds: how long it ran, with what it left to restore.
-        note: how many nodes there were before and after, and why patterns did not match.
+        name: name of the pass.
+        changed: True if it changed something.
+        seconds: run time, including restoration.
+        note: node counts before and after, and why patterns did not match.
     """
 
     name: str
@@ -132,12 +133,12 @@ class Stage(Generic[C]):
     """A list of passes.
 
     Attributes:
-        name: of the stage.
-        passes: in their order.
-        restores: what restores names and shapes after a pass that changed something and is not ``local``. None: the passes of
-            this stage name and type what they emit.
-        settles: whether names, order, dtypes and shapes hold after each pass and what restores them: not before they are known,
-            nor where a pass of the stage orders what the ones before it emit.
+        name: name of the stage.
+        passes: the passes, in order.
+        restores: stage that restores names and shapes after a pass that changed something and is not ``local``. None: the passes
+            of this stage set them.
+        settles: True if names, order, dtypes and shapes are valid after each pass and its restoration. False for stages before
+            they are known, or with a pass that sorts nodes emitted by earlier ones.
     """
 
     name: str
@@ -146,11 +147,11 @@ class Stage(Generic[C]):
     settles: bool = True
 
     def run(self, model: ir.Model, context: C) -> list[PassRecord]:
-        """Run the passes on a model, in place, and return what each did.
+        """Run the passes on a model, in place, and return their records.
 
         Raises:
-            BurnishError: what a pass refuses.
-            PassError: a pass left the model wrong; raised in tests alone.
+            BurnishError: a pass refuses the model.
+            PassError: a pass left the model wrong; only in tests.
         """
         run = _Run(self, model, context)
         run.elements(self.passes)
@@ -159,7 +160,7 @@ class Stage(Generic[C]):
         return run.records
 
     def every_pass(self) -> Iterator[Pass[C]]:
-        """The passes of the stage, in the order in which they run first."""
+        """Yield the passes of the stage in order of their first run."""
         for element in self.passes:
             yield from passes_of(element)
 
@@ -170,7 +171,7 @@ _observer: ContextVar[Observer | None] = ContextVar("_observer", default=None)
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Call ``observer(stage, model, records)`` after each stage that runs within; records then have notes."""
+    """Call ``observer(stage, model, records)`` after each stage within this context; records then have notes."""
     token = _observer.set(observer)
     try:
         yield
@@ -179,7 +180,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def passes_of(element: Element[C]) -> Iterator[Pass[C]]:
-    """The passes that an element of a stage holds."""
+    """Yield the passes in an element of a stage."""
     if isinstance(element, Pass):
         yield element
     elif isinstance(element, Repeat):
@@ -234,7 +235,7 @@ class _Run(Generic[C]):
             self.restore([fallback.attempt])
 
     def restore(self, changed: Sequence[Pass[C]]) -> None:
-        """Restore what passes that changed something left open; the time counts as the last one's."""
+        """Restore the model after passes that changed it; the time is added to the last one."""
         self.present = None
         if self.stage.restores is not None and not all(item.local for item in changed):
             last, start = self.records.pop(), perf_counter()
@@ -244,7 +245,7 @@ class _Run(Generic[C]):
             self.verification.settled(" and ".join(item.name for item in changed))
 
     def operators(self) -> frozenset[str]:
-        """Return the types of the nodes of the model, in bodies and functions too, and their domains."""
+        """Return the node types and domains in the model, including bodies and functions."""
         if self.present is None:
             found: set[str] = set()
             pending: list[ir.Graph | ir.Function] = [self.model.graph, *self.model.functions.values()]
@@ -258,9 +259,9 @@ class _Run(Generic[C]):
         return self.present
 
     def changes(self, item: Pass[C]) -> bool:
-        """Run a pass, unless none of its operators is there; return whether it changed something.
+        """Run a pass unless the model has none of its operators; return True if it changed something.
 
-        Where the model is verified it runs all the same, and must change nothing.
+        Under verification such a pass still runs, and must change nothing.
         """
         is_idle = bool(item.operators) and self.operators().isdisjoint(item.operators)
         if (is_idle and self.verification is None) or not item.when(self.model, self.context):

@@ -1,7 +1,7 @@
-"""Uses of values: who reads one, its replacement, and removal of nodes, in time that does not grow with the graph.
+"""Readers of values, replacement of values, and removal of nodes, in time independent of the graph's size.
 
-``onnx_ir`` walks over all outputs of a graph to remove a node or to replace a value, and a training graph has an output for each
-parameter: a rewrite of every layer would take time with the square of the layers.
+``onnx_ir`` walks over all outputs of a graph to remove a node or replace a value. Training graphs have an output per parameter,
+so a rewrite of every layer would take quadratic time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from burnish.graph.annotations import Fact
 from burnish.graph.attributes import bodies
 
 OUTPUT_POSITIONS = Fact[dict[int, list[int]]]("burnish.output_positions")
-"""Of a graph: the positions of outputs by the identity of the value. They are hints, to be checked."""
+"""Graph: positions of outputs by the identity of the value. They are hints and must be checked."""
 
 
 def remove_node(node: ir.Node) -> None:
-    """Take a node out of its graph, and out of the uses of what it reads.
+    """Remove a node from its graph and from the uses of its inputs.
 
     Raises:
-        ValueError: something reads an output of the node, or it is an output of the graph.
+        ValueError: an output of the node is read or is an output of the graph.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)
@@ -31,13 +31,13 @@ def remove_node(node: ir.Node) -> None:
             raise ValueError(f"{node!r} cannot be removed: '{output.name}' is still read")
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
-    # Graph.remove does the same after a look at every output of the graph.
+    # Graph.remove does the same, but scans every output of the graph.
     graph._nodes.remove(node)
     node.graph = None
 
 
 def copy_of(node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
-    """Return a node of the same operator and attributes over other inputs; its outputs have the same dtypes and shapes."""
+    """Return a copy of a node with other inputs; its outputs have the same dtypes and shapes."""
     copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
     for output, copied in zip(node.outputs, copy.outputs, strict=True):
         copied.type, copied.shape = output.type, None if output.shape is None else ir.Shape(output.shape.dims)
@@ -45,9 +45,9 @@ def copy_of(node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
 
 
 def replace_uses(value: ir.Value, replacement: ir.Value, but: ir.Node | None = None) -> None:
-    """Let ``replacement`` stand wherever ``value`` is read, as an output of the graph too; both keep their names.
+    """Replace a value for all readers and as a graph output; both keep their names.
 
-    The node ``but`` goes on to read ``value``: the one that makes the replacement of it.
+    The node ``but``, which computes the replacement from it, still reads ``value``.
     """
     for reader, index in tuple(value.uses()):
         if reader is not but:
@@ -56,7 +56,7 @@ def replace_uses(value: ir.Value, replacement: ir.Value, but: ir.Node | None = N
 
 
 def replace_output(value: ir.Value, replacement: ir.Value) -> None:
-    """Let ``replacement`` be an output of the graph wherever ``value`` is one; both keep their names."""
+    """Replace a value as an output of the graph; both keep their names."""
     while value is not replacement and value.is_graph_output():
         graph = value.graph
         assert graph is not None
@@ -69,7 +69,7 @@ def replace_output(value: ir.Value, replacement: ir.Value) -> None:
 
 
 def _output_positions(graph: ir.Graph, value: ir.Value) -> list[int]:
-    """Positions at which a value, which is an output of a graph, is one: at least one, and all as far as outputs were indexed."""
+    """Return the positions of a graph output: at least one, and all that were indexed."""
     outputs = graph.outputs
     hints = OUTPUT_POSITIONS.get(graph) or {}
     positions = [position for position in hints.get(id(value), ()) if position < len(outputs) and outputs[position] is value]
@@ -83,17 +83,17 @@ def _output_positions(graph: ir.Graph, value: ir.Value) -> list[int]:
 
 
 def is_used(value: ir.Value) -> bool:
-    """Whether anything reads a value, or the graph returns it."""
+    """True if a value is read or is a graph output."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def is_read(node: ir.Node) -> bool:
-    """Whether anything reads an output of a node, or the graph returns one."""
+    """True if an output of a node is read or is a graph output."""
     return any(map(is_used, node.outputs))
 
 
 def captured_by(node: ir.Node) -> Iterator[ir.Value]:
-    """Give the values of the graphs around a node that its branches and loop bodies read."""
+    """Yield the values captured by the subgraphs of a node."""
     for body in bodies(node):
         graphs = (body, *body.subgraphs())
         held = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
@@ -104,28 +104,28 @@ def captured_by(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """Give the values that a node reads, those that only its branches or loop bodies read among them."""
+    """Yield the values that a node or its subgraphs read."""
     yield from (value for value in node.inputs if value is not None)
     yield from captured_by(node)
 
 
 def captured_once(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return the values of the graphs around a node that its branches and loop bodies read, each once."""
+    """Return the values captured by the subgraphs of a node, each once."""
     return tuple(dict.fromkeys(captured_by(node)))
 
 
 def operands_of(node: ir.Node) -> tuple[ir.Value | None, ...]:
-    """Return the inputs of a node, and after them what its bodies read of the graphs around it, each value once."""
+    """Return the inputs of a node followed by the values captured by its subgraphs, each once."""
     return (*node.inputs, *captured_once(node))
 
 
 def is_read_once(value: ir.Value) -> bool:
-    """Whether a value is read at one place, and is no output of the graph."""
+    """True if a value has exactly one use and is not a graph output."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the standard node that makes a value, where it is of one of these operators (of any, where none is named)."""
+    """Return the standard node that produces a value, if it is one of these operators (any if none is given), else None."""
     node = None if value is None else value.producer()
     if node is None or node.domain != "":
         return None
@@ -133,16 +133,16 @@ def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def origin_of(value: ir.Value, passing: Collection[str]) -> ir.Value:
-    """Return what a value is before nodes of these operators, which pass their first operand on."""
+    """Return the value before nodes of these operators, which pass on their first operand."""
     while (node := producer_of(value, *passing)) is not None and node.inputs and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def ancestors_of(value: ir.Value, back_to: Callable[[ir.Node], bool] = lambda node: False) -> set[ir.Value]:
-    """Return a value and all that it is computed from, what bodies read of the graphs around them too.
+    """Return a value and everything that it is computed from, including captured values.
 
-    The search goes back to the nodes for which ``back_to`` is true, and not to what these read.
+    The search stops at nodes for which ``back_to`` is true.
     """
     found, pending = {value}, [value]
     while pending:
@@ -155,12 +155,12 @@ def ancestors_of(value: ir.Value, back_to: Callable[[ir.Node], bool] = lambda no
 
 
 def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> ir.Node | None:
-    """Return the node that alone reads a value, once, and is of an operator; None where there is no such node.
+    """Return the only reader of a value if it reads it once and is of this operator, else None.
 
     Args:
-        value: what is read; an output of the graph is read by its caller too.
+        value: the value; a graph output has its caller as another reader.
         op_type: the operator, any by default.
-        domain: of the operator.
+        domain: domain of the operator.
     """
     if not is_read_once(value):
         return None
@@ -170,7 +170,7 @@ def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> 
 
 
 def remove_unread_nodes(graph: ir.Graph) -> bool:
-    """Remove the nodes of a graph, and of the bodies in it, whose outputs nothing reads; return whether there were any."""
+    """Remove unread nodes from a graph and its subgraphs; return True if there were any."""
     changed = False
     for node in reversed(graph):
         if not is_read(node):
@@ -198,7 +198,7 @@ def _has_what_goes_unsaid(graph: ir.Graph) -> bool:
 
 
 def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
-    """Remove those of the nodes that are of the graph and that nothing reads, and then what was made or stored for them alone."""
+    """Remove these nodes if they belong to the graph and are unread, then everything that only they needed."""
     pending = [node for node in reversed(nodes) if node is not None]
     while pending:
         node = pending.pop()
@@ -215,17 +215,17 @@ def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
 
 
 def sort(graph: ir.Graph) -> bool:
-    """Order the nodes of a graph, in place, so that each stands after those that it reads; return whether one moved."""
+    """Sort the nodes of a graph topologically, in place; return True if one moved."""
     before = list(graph)
     graph.sort()
     return any(one is not other for one, other in zip(before, graph, strict=True))
 
 
 def remove_unused(model: ir.Model) -> bool:
-    """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
-    # The pass removes nodes too, and each takes it as long as the graph has outputs.
+    """Remove, in place, everything that does not contribute to the graph's outputs. Inputs and outputs stay."""
+    # The pass below also removes nodes, but each takes time proportional to the number of graph outputs.
     changed = remove_unread_nodes(model.graph)
-    # It drops operands that are left out at the end, and training_mode=0, and does not say so.
+    # The pass also drops omitted trailing operands and training_mode=0 without reporting a change.
     changed |= _has_what_goes_unsaid(model.graph)
     changed |= RemoveUnusedNodesPass()(model).modified
     changed |= RemoveUnusedOpsetsPass()(model).modified

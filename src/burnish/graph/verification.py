@@ -1,4 +1,4 @@
-"""The check of a model after a pass, for tests: names, the order of nodes, dtypes and shapes."""
+"""Verification of a model after a pass, for tests: names, the order of nodes, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from burnish.graph.uses import is_used
 
 
 class PassError(BurnishError):
-    """A pass of burnish left a model wrong, or says otherwise than what it did: a defect of that pass."""
+    """A pass left the model wrong or misreported its changes: a defect in burnish."""
 
 
 class Verification:
-    """What a stage's model was like after the pass before, to tell what the next one did."""
+    """State of a stage's model after the previous pass, to detect the changes of the next one."""
 
     def __init__(self, stage: str, model: ir.Model):
         self._stage = stage
@@ -26,15 +26,15 @@ class Verification:
         self._new: list[ir.Node] = []
 
     def ran(self, name: str, changed: bool, is_ordered: bool) -> None:
-        """Check what holds after every pass.
+        """Check the invariants after a pass.
 
         Args:
-            name: of the pass.
-            changed: what it said.
-            is_ordered: whether every value is to be computed before it is read.
+            name: name of the pass.
+            changed: the change that it reported.
+            is_ordered: True if nodes must follow their inputs.
 
         Raises:
-            PassError: it changed nodes and said that it changed nothing, or a value is read before it is computed.
+            PassError: it changed nodes without reporting it, or a value is read before it is computed.
         """
         nodes = _listed(self._model.graph)
         if nodes == self._nodes:
@@ -42,7 +42,7 @@ class Verification:
         known, found = _by_key(self._nodes), _by_key(nodes)
         new = [node for key, node in found.items() if key not in known]
         is_other = bool(new) or len(found) != len(known)
-        # What was emitted for an attempt that came to nothing, and that no node from before reads, is no change.
+        # Nodes of an abandoned attempt that no earlier node reads are no change.
         before = set(known.values())
         told = [node for node in new if node in before or any(output.is_graph_output() for output in node.outputs)]
         if not changed and (told or known.keys() - found.keys()):
@@ -54,16 +54,16 @@ class Verification:
         self._new += new
 
     def settled(self, names: str) -> None:
-        """Check what holds after a pass, or several, once every value has its name, dtype and shape again.
+        """Check the invariants after passes whose names, dtypes and shapes have been restored.
 
         Raises:
-            PassError: a name is missing or taken twice, or a value is of another dtype or shape than its node gives.
+            PassError: a name is missing or used twice, or a value's dtype or shape differs from its node's result.
         """
         self._check_graph(names, self._model.graph, set(), {})
         self._nodes = _listed(self._model.graph)
         held = {node for node, *_ in self._nodes}
         for node in self._new:
-            if node in held:  # others went with a body
+            if node in held:  # others were removed with a body
                 self._check_types(names, node)
         self._new = []
 
@@ -99,7 +99,7 @@ class Verification:
         if node.domain != "" or bodies(node) or node.graph is None:
             return
         if any(operand is not None and operand.dtype == ir.DataType.BFLOAT16 for operand in node.inputs):
-            return  # files hold it in operators of opsets that do not list it yet
+            return  # files use it in operators of opsets that do not list it yet
         copy = ir.Node("", node.op_type, node.inputs, node.attributes.values(), num_outputs=len(node.outputs))
         for index, output in enumerate(copy.outputs):
             output.name = f"output{index}"
@@ -127,12 +127,12 @@ _Key = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 
 def described(graph: ir.Graph) -> dict[_Key, ir.Node]:
-    """The nodes of a graph by what they are, read and return, and where they stand."""
+    """Return the nodes of a graph by their type, inputs, attributes and position."""
     return _by_key(_listed(graph))
 
 
 def _listed(graph: ir.Graph) -> list[_Listed]:
-    """List the nodes of a graph, in bodies too, with their types, inputs and attributes. Two lists are compared in no time."""
+    """Return the nodes of a graph and its bodies with types, inputs and attributes, in a form that compares fast."""
     nodes: list[_Listed] = []
     for node in graph:
         attributes = tuple(node.attributes.data.values())

@@ -1,4 +1,4 @@
-"""Whether a node means the same in another opset, and moving models to opsets where everything does."""
+"""Moving nodes and models to other opsets if their meaning stays the same."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:
 WITHOUT_INFINITY = (ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ)
 
 CHANGED: dict[tuple[str, int], Callable[[ir.Node], bool]] = {
-    # Windows that start in the padding after the data were counted before.
+    # Windows that start in the padding after the data counted before.
     ("AveragePool", 19): _has("ceil_mode", 1),
-    # Scale and bias were per group, and are per channel.
+    # Scale and bias were per group, now per channel.
     ("GroupNormalization", 21): lambda node: True,
-    # Infinities became the largest number in place of NaN.
+    # Infinities became the largest number instead of NaN.
     ("Cast", 24): lambda node: node.attributes["to"].as_int() in WITHOUT_INFINITY,
-    # A floor of floating-point quotients, which fmod=0 did not allow.
+    # fmod=0 now allows floating-point operands, as a floored quotient.
     ("Mod", 28): lambda node: (
         node.inputs[0] is not None
         and node.inputs[0].dtype in FLOATING
         and not ("fmod" in node.attributes and node.attributes["fmod"].value)
     ),
-    # Modes that were new.
+    # New modes.
     ("Pad", 19): _has("mode", "wrap"),
     ("Resize", 19): _has("coordinate_transformation_mode", "half_pixel_symmetric"),
 }
-"""Versions that gave the same signature another meaning, and which nodes that concerns."""
+"""Operator versions with the same signature but a new meaning, and a test for affected nodes."""
 
 
 def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
-    """Whether a node is the same in two opsets: the versions of its operator differ by types or by additions.
+    """True if a node means the same in two opsets: its operator's versions differ only in types or additions.
 
-    An addition is an optional attribute or a trailing optional input. Nodes of other domains are as they are.
+    An addition is an optional attribute or trailing optional input. Nodes of other domains never change.
     """
     if node.domain != "":
         return True
@@ -60,7 +60,7 @@ def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
 
 
 def raise_opset(graph: ir.Graph, opset: int) -> bool:
-    """Declare at least this opset, in place, if every node keeps its meaning in it; returns whether it is declared."""
+    """Declare at least this opset, in place, if every node keeps its meaning; return True if it is declared."""
     declared = graph.opset_imports[""]
     if declared >= opset:
         return True
@@ -112,7 +112,7 @@ def _definition(attribute: Any) -> tuple[Any, ...]:
 
 
 def _is_valid(node: ir.Node, version: int) -> bool:
-    """Whether a version of the node's operator has its attributes, and takes and gives its types."""
+    """True if an operator version has the node's attributes and accepts its types."""
     schema, inputs, outputs = _signature(node.op_type, version)
     if len(node.inputs) > schema.max_input or not set(node.attributes) <= set(schema.attributes):
         return False
@@ -132,7 +132,7 @@ def _are_allowed(values: Any, allowed: tuple[frozenset[str], ...]) -> bool:
 
 @cache
 def _signature(op_type: str, version: int) -> tuple[Any, tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
-    """The schema, and the types that each input and output may have; the last one's are those of all that follow it."""
+    """Return the schema and the types allowed for each input and output; the last entry covers variadic ones."""
     schema = onnx.defs.get_schema(op_type, version, "")
     allowed = {constraint.type_param_str: frozenset(constraint.allowed_type_strs) for constraint in schema.type_constraints}
 
