@@ -344,7 +344,9 @@ LONGEST_LEADING_RUN = 16384
 """Longest sum over leading axes that is not split, in terms. ONNX Runtime adds the terms sequentially."""
 
 LARGEST_IMBALANCE = 8
-"""Largest ratio of a block's number to the square root of the terms; for worse splits the extra pass is not worthwhile."""
+"""Largest ratio of the number of blocks to the square root of the number of terms; a more uneven split is not worth the extra
+pass.
+"""
 
 
 def unbroadcast(cotangent: Tensor, operand: Tensor) -> Tensor:

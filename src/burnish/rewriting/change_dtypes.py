@@ -1,7 +1,7 @@
-"""Graphs that compute in other floating-point types than their files say, and reductions that sum in float32.
+"""Rewrites of floating-point types, and reductions that sum in float32.
 
-What a file in float16 or bfloat16 computes in sixteen bits is computed in float32; what is to be compared, in float64; and what a
-graph computes in float64, in float32 for runtimes that have no float64.
+float16 and bfloat16 models compute in float32, models for comparisons in float64, and float64 parts in float32 for runtimes
+without float64.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from burnish.graph.shapes import has_sixteen_bit_values, has_values_of
 from burnish.graph.uses import only_user, remove_node
 
 ELEMENT_TYPES = ("to", "dtype", "precision", "softmax_precision", "stash_type")
-"""Attributes that hold an element type, of operators whose output has it, or that compute in it."""
+"""Attributes with the element type of an operator's output or of its computation."""
 
 STASHING = frozenset({"LayerNormalization", "RMSNormalization"})
-"""Operators that compute statistics in float32 where ``stash_type`` says nothing."""
+"""Operators that compute statistics in float32 unless ``stash_type`` is set."""
 
 READ_AT_ONCE = 1024
-"""Elements up to which a tensor is widened right away; a larger one, whenever it is read."""
+"""Largest tensor that is converted at once, in elements; larger ones are converted on each read."""
 
 
 def widen_node(node: ir.Node, narrow: Collection[ir.DataType], wide: ir.DataType) -> None:
-    """Let a node, and the inputs and initializers of its bodies, give ``wide`` for every type of ``narrow``; not their nodes."""
+    """Convert the narrow types of a node's outputs and attributes, and of its subgraphs' inputs and initializers, to ``wide``."""
     widen_values(node.outputs, narrow, wide)
     for body in bodies(node):
         widen_values(body.inputs, narrow, wide)
@@ -48,7 +48,7 @@ def widen_node(node: ir.Node, narrow: Collection[ir.DataType], wide: ir.DataType
 
 
 def widen_values(values: Iterable[ir.Value], narrow: Collection[ir.DataType], wide: ir.DataType) -> None:
-    """Change the type of values, also of sequences of tensors and of optional ones."""
+    """Convert the type of values, including sequences and optionals."""
     for value in values:
         if value.dtype in narrow:
             assert value.type is not None
@@ -56,7 +56,7 @@ def widen_values(values: Iterable[ir.Value], narrow: Collection[ir.DataType], wi
 
 
 def widen_initializers(graph: ir.Graph, narrow: Collection[ir.DataType], wide: ir.DataType) -> None:
-    """Change the type of a graph's initializers, and give them wider tensors."""
+    """Convert a graph's initializers."""
     for value in graph.initializers.values():
         if value.const_value is not None and value.dtype in narrow:
             value.const_value = widened(value.const_value, wide)
@@ -64,7 +64,7 @@ def widen_initializers(graph: ir.Graph, narrow: Collection[ir.DataType], wide: i
 
 
 def widened(tensor: ir.TensorProtocol, wide: ir.DataType) -> ir.TensorProtocol:
-    """Return a tensor of the same numbers in another type; a large one takes memory only while it is read."""
+    """Return a tensor in another type; a large one is converted on each read and not kept in memory."""
 
     def read() -> ir.Tensor:
         return ir.Tensor(tensor.numpy().astype(wide.numpy()), name=tensor.name)
@@ -84,16 +84,15 @@ SINGLE = ir.DataType.FLOAT
 
 
 def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_outputs: bool = False) -> bool:
-    """Let a model compute in float32 whatever it computes in float16 or bfloat16, in place: as if its file were one of float32.
+    """Make a float16 or bfloat16 model compute in float32, in place, as if its file were in float32.
 
-    Casts between the two pass values on as they are (Identity), and constants keep the numbers that they were rounded to. One
-    thing stays: in a model whose weights are all wider, a value that is cast down and straight back is rounded on purpose, and
-    goes on being rounded. Names stay.
+    Casts between the two become Identity, and constants keep their rounded values. Exception: if all weights are wider, a value
+    that is cast down and straight back is still rounded, since that was intended. Names stay.
 
     Args:
         model: a canonical model.
-        keep_inputs: whether inputs keep their dtypes, and are cast where they are read.
-        keep_outputs: whether outputs keep their dtypes, by a cast at the end.
+        keep_inputs: True to keep the dtypes of inputs, with casts for their readers.
+        keep_outputs: True to keep the dtypes of outputs, with a final cast.
     """
     if not has_sixteen_bit_values(model):
         return False
@@ -122,11 +121,11 @@ def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_output
 
 
 Order = dict[ir.Node, tuple[int, ir.Node]]
-"""For each node of a graph, and of bodies in it, the place and the node of the graph that it is or is in."""
+"""For each node of a graph or its subgraphs: the position of the enclosing top-level node, and that node."""
 
 
 def order_of(graph: ir.Graph) -> Order:
-    """Return where the nodes of a graph stand."""
+    """Return the positions of the nodes of a graph."""
     order: Order = {}
     for index, node in enumerate(graph):
         order[node] = index, node
@@ -138,7 +137,7 @@ def order_of(graph: ir.Graph) -> Order:
 def cast_for_readers(
     graph: ir.Graph, value: ir.Value, dtype: ir.DataType, order: Order, besides: Collection[ir.Node] = ()
 ) -> None:
-    """Put a cast of a value in front of the first node that reads it, and let all nodes ``besides`` some read that."""
+    """Cast a value before its first reader, and connect all readers except ``besides`` to the cast."""
     readers = [(node, index) for node, index in value.uses() if node not in besides]
     _, first = min((order[node] for node, _ in readers), key=lambda place: place[0])
     builder = Builder(graph, before=first)
@@ -148,7 +147,7 @@ def cast_for_readers(
 
 
 def _rounded_on_purpose(graph: ir.Graph) -> set[ir.Value]:
-    """The values that are cast down and straight back, and nothing else, in a model whose weights are all wider."""
+    """Return the values that are only cast down and straight back, if all weights of the model are wider."""
     if any(value.dtype in SIXTEEN_BIT and value.shape is not None and len(value.shape) for value in graph.initializers.values()):
         return set()
     return {
@@ -177,7 +176,7 @@ def _is_cast(node: ir.Node) -> bool:
 
 
 def _copies_bits(node: ir.Node) -> bool:
-    """Whether a node gives the bits of its operand: a wider type has others."""
+    """True if a node copies the bits of its operand, so that a wider type would change the result."""
     return node.op_type == "BitCast" and node.domain == ""
 
 
@@ -185,7 +184,7 @@ def _widen(node: ir.Node) -> None:
     widen_node(node, SIXTEEN_BIT, SINGLE)
     source, result = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
     if _is_cast(node) and source is not None and result is not None and source.dtype == result.dtype == SINGLE:
-        # The name stays for who asks for the value by it; what reads the value reads past it.
+        # Keep the name for lookups; readers bypass the Identity.
         node.op_type = "Identity"
         node.attributes.clear()
         for reader, index in tuple(result.uses()):
@@ -193,7 +192,7 @@ def _widen(node: ir.Node) -> None:
 
 
 def _keep_bits(node: ir.Node, operand: ir.DataType | None) -> None:
-    """Let a node that copies bits read its operand in the type that it had, and widen what it gives."""
+    """Let a bit-copying node read its operand in the original type, and convert its output."""
     graph, source, result = node.graph, node.inputs[0], node.outputs[0]
     assert graph is not None
     assert source is not None
@@ -207,7 +206,7 @@ def _keep_bits(node: ir.Node, operand: ir.DataType | None) -> None:
 
 
 def _round_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> None:
-    """Put a cast before an output, which takes over its name."""
+    """Cast an output of the graph; the cast takes its name."""
     builder, name = Builder(graph), value.name
     rounded = builder.cast(builder.tensor(value), dtype).value
     replace_output(value, rounded)
@@ -219,13 +218,13 @@ NARROW = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 
 
 def compute_in_float64(model: ir.Model) -> ir.Model:
-    """Return a copy of a model in which every value of a narrower floating-point type is float64, inputs and constants too.
+    """Return a copy of a model that computes in float64 throughout, including inputs and constants.
 
-    It is for the reference engine, which runs every operator in every dtype. What else runs it may refuse operands that the
-    standard declares as float32, such as the scales of Resize. Constants keep the values that they were rounded to.
+    For the reference engine, which runs every operator in every dtype; others may refuse operands that must be float32, such as
+    the scales of Resize. Constants keep their rounded values.
 
     Args:
-        model: a model of standard operators; left as it is.
+        model: a model of standard operators; not changed.
     """
     copy = model.clone()
     widen_values(copy.graph.inputs, NARROW, ir.DataType.DOUBLE)
@@ -239,9 +238,9 @@ DOUBLE, SINGLE = ir.DataType.DOUBLE, ir.DataType.FLOAT
 
 
 def compute_without_float64(model: ir.Model) -> bool:
-    """Let a model compute in float32 whatever it computes in float64, in place: inputs, constants and outputs too.
+    """Convert all float64 values of a model to float32, in place, including inputs, constants and outputs.
 
-    What is not zero stays so: a constant too small or too large for float32 becomes the smallest or largest normal number.
+    Nonzero constants outside float32's range become the smallest or largest normal number.
     """
     if not has_values_of(model, (DOUBLE,)):
         return False
@@ -274,7 +273,7 @@ def _rounded(tensor: ir.TensorProtocol) -> ir.Tensor:
 
 
 def _remove_cast_to_the_same(node: ir.Node) -> None:
-    """Take out a cast between two dtypes that are one now; one that gives an output of the graph stays."""
+    """Remove a cast from float32 to float32, unless it produces a graph output."""
     source = node.inputs[0] if node.inputs else None
     if node.op_type != "Cast" or node.domain != "" or source is None or source.dtype != SINGLE:
         return
@@ -288,11 +287,11 @@ REDUCTIONS = frozenset(
     "CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split()
 )
 ONLY_SHAPE = frozenset("Flatten Reshape Squeeze Transpose Unsqueeze".split())
-"""What may stand between a sum and its cast back, so that a sum that is wanted in float32 is never rounded."""
+"""Operators allowed between a sum and its cast back, so that a sum needed in float32 is never rounded."""
 
 
 def widen_reductions(model: ir.Model) -> bool:
-    """Let every reduction of sixteen-bit values read and give float32, in place; what reads the result sees its dtype again."""
+    """Compute reductions of sixteen-bit values in float32, in place; readers of the result still see its dtype."""
     names = None
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None

@@ -1,9 +1,8 @@
-"""``Pad`` and ``Resize`` for all axes: what ONNX Runtime makes of those that name some of the axes can be wrong.
+"""``Pad`` and ``Resize`` with values for all axes, since ONNX Runtime may mishandle nodes that list some axes.
 
-Its transpose optimizer (1.32, of ``Pad`` from the level ``basic`` on, of ``Resize`` from ``extended`` on) moves a transposition
-across them and permutes amounts, scales and sizes, but takes no notice of ``axes``. Numbers for some of the axes are then read
-beyond their end, which fails when the graph runs. Numbers for all axes, named in another order than their own, go to the wrong
-ones, which nothing reports.
+ONNX Runtime 1.32's transpose optimizer (``Pad``: level ``basic`` and above, ``Resize``: ``extended``) moves transpositions across
+them and permutes amounts, scales and sizes, but ignores ``axes``. With fewer values than axes it reads beyond their end, which
+fails at run time. With all axes in another order the values silently go to the wrong ones.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from burnish.graph.names import separate_names
 
 
 def complete_axes(model: ir.Model) -> bool:
-    """Let every ``Pad`` and ``Resize`` that names axes give its numbers for all axes in their order, in place; in bodies too.
+    """Give every ``Pad`` and ``Resize`` with ``axes`` values for all axes in order, in place, including subgraphs.
 
-    Numbers that are constants become a constant, others are picked from those that the graph computes. Where the axes of a
-    ``Pad`` are computed too, or its rank is not known, its amounts are scattered when the graph runs. A ``Resize`` stays as it
-    is where its rank is not known, and where it keeps the aspect ratio of the axes that it names.
+    Constant values become a constant; computed ones are gathered. If the axes of a ``Pad`` are computed or its rank is unknown,
+    its amounts are scattered at run time. A ``Resize`` of unknown rank, or that keeps the aspect ratio of its listed axes, stays.
     """
     changed = False
     incomplete = [node for node in model.graph.all_nodes() if names_axes(node)]
@@ -35,7 +33,7 @@ def complete_axes(model: ir.Model) -> bool:
 
 
 def names_axes(node: ir.Node) -> bool:
-    """Whether a node is a ``Pad`` or a ``Resize`` that says which axes its numbers are for."""
+    """True for a ``Pad`` or ``Resize`` that lists axes."""
     if node.domain != "":
         return False
     if node.op_type == "Pad":
@@ -89,13 +87,13 @@ def _complete_resize(node: ir.Node, operands: list[Tensor | None]) -> bool:
 
 
 def _picked(numbers: Tensor, axes: list[int], rank: int, others: Tensor) -> Tensor:
-    """Numbers for all axes.
+    """Return values for all axes.
 
     Args:
-        numbers: for the named axes, in their order; where there are two to an axis, all first ones come before all second ones.
-        axes: the named axes; not negative.
-        rank: how many axes there are.
-        others: what counts where an axis is not named, for all axes, of shape [rank]; [2 rank] where there are two to an axis.
+        numbers: values for the listed axes, in their order; with two per axis, all first ones come before all second ones.
+        axes: the listed axes; not negative.
+        rank: number of axes.
+        others: values for unlisted axes, of shape [rank], or [2 rank] with two per axis.
     """
     builder, rows = numbers.builder, (others.dimension(0) or rank) // rank
     behind = rows * len(axes)
@@ -109,7 +107,7 @@ def _picked(numbers: Tensor, axes: list[int], rank: int, others: Tensor) -> Tens
 
 
 def _scattered(amounts: Tensor, axes: Tensor, x: Tensor) -> Tensor:
-    """Amounts for all axes, zeros among them, where the axes or their number are known only when the graph runs."""
+    """Return amounts for all axes, with zeros for unlisted ones, if the axes or the rank are known only at run time."""
     builder = amounts.builder
     axes = builder.cast(axes, ir.DataType.INT64)
     rank = builder.integers([x.rank]) if x.rank is not None else builder.op("Shape", builder.op("Shape", x))

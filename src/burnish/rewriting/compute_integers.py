@@ -1,10 +1,10 @@
-"""Inference of a model that ``burnish.surgery.quantize`` made, as ONNX Runtime's integer operators compute its export.
+"""Inference of a model from ``burnish.surgery.quantize`` with the results of ONNX Runtime's integer operators.
 
-Rounded numbers beside integers differ where a sum lies between two integers: rarely, but within a deep network one step becomes
-two. So each operator that ONNX Runtime makes an integer operator of is computed in whole numbers, with the integers of weights
-and biases that ``fold_quantization`` writes, and rounded as its kernels do. What they are is in ``integer_operators``.
+Simulated rounding differs from integer arithmetic for sums halfway between two integers. This is rare, but deep networks amplify
+it. So each operator that ONNX Runtime replaces by an integer operator is computed in whole numbers, with the integers of weights
+and biases from ``fold_quantization``, and rounded as in its kernels; see ``integer_operators``.
 
-Layers, products of activations and Mul are the same on every processor; QLinearAdd and pooling are those of x86 with AVX2.
+Layers, products of activations and Mul are equal on every processor; QLinearAdd and pooling follow x86 with AVX2.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from burnish.rewriting.integer_operators import (
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 UNKNOWN_TERMS = 2**13
-"""Products in a sum of two activations whose number is not known."""
+"""Assumed number of terms of a product of two activations if it is unknown."""
 
 
 def compute_integers(model: ir.Model, float64: bool = True) -> bool:
-    """Let an inference graph compute what its export gives on ONNX Runtime, in place; one without marks stays as it is.
+    """Make an inference graph compute what its export computes on ONNX Runtime, in place.
 
-    Weights and scales may be inputs. What no integer operator computes (layers that were skipped, weights in blocks, a transposed
-    convolution) stays as it is.
+    Graphs without quantization marks stay, and so does everything without an integer operator: skipped layers, weights in blocks,
+    transposed convolutions. Weights and scales may be inputs.
 
     Args:
-        model: the graph ``predict`` or ``evaluate`` of a program, lowered.
-        float64: whether the runtime has it; else what lies between two roundings is rounded, too.
+        model: the lowered graph ``predict`` or ``evaluate`` of a program.
+        float64: True if the runtime has float64; otherwise values between two roundings are rounded too.
     """
     walk = _Walk(model.graph, ir.DataType.DOUBLE if float64 else ir.DataType.FLOAT)
     for node in list(model.graph):
@@ -62,12 +62,12 @@ def compute_integers(model: ir.Model, float64: bool = True) -> bool:
 
 @dataclass(frozen=True)
 class _Chain:
-    """What an integer operator takes in.
+    """An integer operator with the nodes that it fuses.
 
     Attributes:
         node: the operator.
         normalization: the BatchNormalization after it.
-        low, high: what a Relu or Clip lets through.
+        low, high: bounds from a Relu or Clip.
     """
 
     node: ir.Node
@@ -78,11 +78,11 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer in whole numbers: ``integers * scale`` is its result.
+    """A layer in whole numbers; its result is ``integers * scale``.
 
     Attributes:
-        integers: INT32, the bias in them.
-        scale: float32, one number or one for each output channel, placed to broadcast to the result.
+        integers: INT32, including the bias.
+        scale: float32, one number or one per output channel, in a shape that broadcasts to the result.
     """
 
     integers: Tensor
@@ -91,14 +91,14 @@ class _Layer:
 
 @dataclass
 class _Walk:
-    """The state of one walk over a graph, in its order; ``wide`` is the dtype of what lies between two roundings."""
+    """State of one walk over a graph in order; ``wide`` is the dtype of values between two roundings."""
 
     graph: ir.Graph
     wide: ir.DataType
     has_changed: bool = False
 
     def visit(self, node: ir.Node) -> None:
-        """Compute a quantization of an activation from integers, where an integer operator would."""
+        """Compute a quantized activation from integers if an integer operator would."""
         value = node.inputs[0]
         chain = None if value is None else _chain_before(value)
         if chain is None or len(node.inputs) < 3:
@@ -108,14 +108,14 @@ class _Walk:
         self._replace(node.outputs[0], self._integers(builder, chain, target))
 
     def visit_unrounded(self, node: ir.Node) -> None:
-        """Compute a product whose result is not rounded from integers, as QGemm and MatMulIntegerToFloat do."""
+        """Compute a product with an unrounded result from integers, like QGemm and MatMulIntegerToFloat."""
         output = node.outputs[0]
         reader = next(iter(output.uses()))[0] if is_read_once(output) and node.op_type == "Gemm" else None
         normalization = reader if reader is not None and reader.op_type == "BatchNormalization" else None
         builder = Builder(self.graph, before=normalization or node)
         layer = self._layer(builder, _Chain(node, normalization))
         if layer is not None:
-            # Through float64, so that no engine fuses the product with a sum after it.
+            # Via float64, so that no engine fuses the product with a following sum.
             number = builder.cast(builder.cast(layer.integers, ir.DataType.FLOAT), self.wide)
             result = builder.cast(number * builder.cast(layer.scale, self.wide), ir.DataType.FLOAT)
             self._replace((normalization or node).outputs[0], result)
@@ -158,7 +158,7 @@ class _Walk:
         shape, axis = static_shape(weight.outputs[0]), output_axis(node)
         mark = QuantizationMark.of(weight)
         is_own, is_folded = is_read_once(weight.outputs[0]), chain.normalization is not None
-        # An export folds batch normalization into no weight that another layer reads, too, and into none of a MatMul.
+        # Exports fold batch normalization only into weights with a single reader, and not into a MatMul.
         if shape is None or mark is None or (is_folded and (not is_own or node.op_type == "MatMul")):
             return None
         division = digits(mark.levels, terms_of(shape, axis))
@@ -183,8 +183,9 @@ class _Walk:
         return _Layer(total, _of_channels(x.scale * scale, node))
 
     def _with_room(self, x: Activation, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """The scales of weights with which the integers of the bias leave room for the sum, and before them those given, as a
-        part of these: ``fold_quantization`` tells why."""
+        """Return the given scales relative to larger ones, and these: the larger scales leave room for the sum next to the bias;
+        see ``fold_quantization``.
+        """
         builder = scale.builder
         needed = builder.op("Abs", bias) / (builder.cast(x.scale, self.wide) * float(ROOM))
         if scale.dimension(0) == 1:
@@ -195,7 +196,7 @@ class _Walk:
     def _folded(
         self, builder: Builder, normalization: ir.Node, scale: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The signs of integers, the scales and the bias into which an export folds batch normalization."""
+        """Return the signs of integers, scales and bias after folding batch normalization as an export does."""
         gain, shift, mean, variance = (builder.cast(_operand(builder, normalization, index), self.wide) for index in range(1, 5))
         epsilon = float(attribute_value(normalization, "epsilon", 1e-5))
         factor = gain / builder.op("Sqrt", variance + epsilon)
@@ -206,7 +207,7 @@ class _Walk:
 
 
 def _product(node: ir.Node, x: Activation, other: Activation) -> _Layer | None:
-    """A product of two activations."""
+    """Return a product of two activations."""
     terms = None if x.integers.shape is None or not x.integers.rank else x.integers.dimension(-1)
     division = None if node.op_type != "MatMul" else digits(GREATEST_ACTIVATION, terms or UNKNOWN_TERMS)
     if division is None:
@@ -215,7 +216,7 @@ def _product(node: ir.Node, x: Activation, other: Activation) -> _Layer | None:
 
 
 def _chain_before(value: ir.Value) -> _Chain | None:
-    """The operator whose result is quantized, and what stands between; None where something else reads a result on the way."""
+    """Return the operator before a quantization and the nodes between; None if an intermediate result has another reader."""
     low: float | None = None
     high: float | None = None
     normalization: ir.Node | None = None
@@ -238,7 +239,7 @@ def _chain_before(value: ir.Value) -> _Chain | None:
 
 
 def _limits(node: ir.Node) -> tuple[float | None, float | None] | None:
-    """What a Relu or Clip lets through; None where that is known when it runs alone."""
+    """Return the bounds of a Relu or Clip; None if they are known only at run time."""
     if node.op_type == "Relu":
         return 0.0, None
     limits: list[float | None] = []
@@ -251,7 +252,6 @@ def _limits(node: ir.Node) -> tuple[float | None, float | None] | None:
 
 
 def _activation(builder: Builder, value: ir.Value | None) -> Activation | None:
-    """The integers of an activation that is quantized."""
     node = _dequantized(value, "activation")
     if node is None or len(node.inputs) < 3:
         return None
@@ -260,7 +260,7 @@ def _activation(builder: Builder, value: ir.Value | None) -> Activation | None:
 
 
 def _weight(value: ir.Value | None) -> ir.Node | None:
-    """What makes numbers of the integers of a weight; None for one in blocks."""
+    """Return the node that dequantizes a weight; None for a weight in blocks."""
     return _dequantized(value, "weight")
 
 
@@ -281,13 +281,13 @@ def _flat(numbers: Tensor) -> Tensor:
 
 
 def _at_axis(numbers: Tensor, axis: int, rank: int) -> Tensor:
-    """Numbers of channels, in a shape that broadcasts to a weight."""
+    """Reshape per-channel numbers to broadcast to a weight."""
     places = [-1 if index == axis else 1 for index in range(rank)]
     return numbers.builder.op("Reshape", numbers, numbers.builder.integers(places))
 
 
 def _of_channels(numbers: Tensor, layer: ir.Node) -> Tensor:
-    """Numbers of channels, in a shape that broadcasts to the result of a layer."""
+    """Reshape per-channel numbers to broadcast to a layer's result."""
     weight = layer.inputs[1]
     behind = 0 if layer.op_type != "Conv" or weight is None or weight.shape is None else len(weight.shape) - 2
     return numbers.builder.op("Reshape", numbers, numbers.builder.integers([-1] + [1] * behind)) if behind else numbers

@@ -1,7 +1,7 @@
-"""A sum of tensors that are padded with zeros, each to a place of its own, becomes one concatenation.
+"""Replace a sum of zero-padded, disjoint tensors by one concatenation.
 
-The gradient of slices that a tensor is put together of anew is such a sum: PyTorch's exporter brings the gates of a recurrent
-layer into the standard's order in this way. Every padded part, and every sum, is as large as the whole.
+Such sums are gradients of slices that are concatenated in a new order, for example when PyTorch's exporter reorders the gates of
+a recurrent layer. Every padded part, and every sum, is as large as the whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from burnish.graph.uses import is_read_once, remove_unread
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor, and where it stands along the axis that it is padded along."""
+    """A tensor and its range along the padded axis."""
 
     value: ir.Value
     start: int
@@ -27,12 +27,12 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Sum:
-    """Padded parts that are added up.
+    """A sum of padded parts.
 
     Attributes:
-        place: what all of them have in common: the axis, the extent of the whole along it, and the other extents.
-        parts: no two are the same.
-        extent: of all parts together.
+        place: common to all parts: the axis, the extent of the whole along it, and the other extents.
+        parts: distinct parts.
+        extent: total extent of the parts.
     """
 
     place: tuple[int, int, tuple[int | str | None, ...]]
@@ -41,9 +41,9 @@ class _Sum:
 
 
 def concatenate_padded_parts(model: ir.Model) -> bool:
-    """Replace sums whose terms tile the whole along one axis, in place; in the main graph alone.
+    """Replace sums whose terms tile the whole along one axis, in place, in the main graph only.
 
-    Results stay as they are, but for the sign of a zero: -0 in a part remains one.
+    Results are equal except for the sign of zeros: -0 in a part stays -0.
     """
     changed = False
     sums = _sums(model.graph)
@@ -62,7 +62,7 @@ def concatenate_padded_parts(model: ir.Model) -> bool:
 
 
 def _sums(graph: ir.Graph) -> dict[ir.Value, _Sum]:
-    """The values that are padded parts, or sums of nothing else that are no longer together than the whole."""
+    """Return the padded parts, and the sums of only such parts that are not longer than the whole."""
     sums: dict[ir.Value, _Sum] = {}
     for node in graph:
         if node.domain != "" or node.op_type not in ("Add", "Pad"):
@@ -85,7 +85,7 @@ def _together(first: _Sum, second: _Sum) -> _Sum | None:
 
 
 def _padded_part(pad: ir.Node) -> _Sum | None:
-    """What a ``Pad`` pads with zeros along one axis, of a static extent; None for any other."""
+    """Return the part that a ``Pad`` extends with zeros along one axis of static extent; None for any other ``Pad``."""
     value, pads, filling, axes = (*pad.inputs, None, None)[:4]
     widths = constant_array(pads)
     if attribute_value(pad, "mode", "constant") != "constant" or axes is not None or not _is_zero(filling):
@@ -111,7 +111,7 @@ def _is_zero(filling: ir.Value | None) -> bool:
 
 
 def _tiles(added: _Sum) -> bool:
-    """Whether parts stand side by side along one axis, without gaps, and fill the whole."""
+    """True if the parts fill the whole without gaps."""
     whole = added.place[1]
     if added.extent != whole:
         return False

@@ -1,4 +1,4 @@
-"""Dropout of a model that runs in training mode as it was exported: its masks are drawn from a seed."""
+"""Dropout with masks from a seed, for models that run in their exported training mode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from burnish.random import initial_key, keep_mask
 
 
 def draw_dropout(model: ir.Model, source: int | ir.Value) -> bool:
-    """Replace, in place, the dropout nodes of the main graph that are or may be in training mode, by masks drawn from a key.
+    """Replace, in place, the main graph's dropout nodes that are or may be in training mode by masks drawn from a key.
 
-    Each draws from a stream of its own. The mask that a node returns is true where an element was kept, everywhere outside
-    training. A mask is a function of the shape and of the key or seed: with a seed it is the same in every run.
+    Each node has its own stream. The returned mask is true for kept elements, so everywhere outside training. A mask depends only
+    on the shape and the key or seed; with a seed it is the same in every run.
 
     Args:
         model: a canonical model.
-        source: a signed 64-bit integer, the seed of nodes that have no ``seed`` attribute; or a key of the graph, for all nodes.
+        source: seed of nodes without a ``seed`` attribute, a signed 64-bit integer; or a key in the graph, for all nodes.
     """
     stream = 0
     for node in [node for node in model.graph if node.op_type == "Dropout" and node.domain == ""]:
@@ -42,7 +42,7 @@ def _dropout(op: Operation, training: Tensor, key: Tensor, stream: int) -> tuple
     share = builder.scalar(0.5, ir.DataType.DOUBLE) if ratio is None else builder.cast(ratio, ir.DataType.DOUBLE)
     share = builder.op("Reshape", share, builder.integers([]))
     trains = builder.op("Reshape", training, builder.integers([]))
-    # Outside training nothing is dropped, and nothing scaled.
+    # Outside training nothing is dropped or scaled.
     share = builder.op("Where", trains, share, builder.scalar(0.0, share), like=share)
     known = None if ratio is None or training.array is None else ratio.array
     mask = keep_mask(builder, key, stream, x, share if known is None else float(known.reshape(())))

@@ -1,4 +1,4 @@
-"""Gradient nodes to the operators of the reverse pass."""
+"""Expansion of Gradient nodes into the operators of the backward pass."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 
 def expand_gradients(model: ir.Model) -> bool:
-    """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.nodes``) by what computes it.
+    """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.nodes``) by its computation.
 
-    A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
-    Where y has more than one element it is that of their sum. Nodes may differentiate what others compute: each is expanded
-    before those after it.
+    A Gradient is the derivative of y, or of the sum of its elements, as a function of xs and zs only; it does not continue into
+    their inputs. Gradients of gradients are allowed: nodes are expanded in order.
 
     Args:
-        model: a canonical model; its nodes are in the order of what they read. Other nodes must be differentiable as they are
-            (``burnish.modes.bind_as_exported``).
+        model: a canonical model with sorted nodes. Its other nodes must be differentiable (``burnish.modes.bind_as_exported``).
 
     Raises:
-        GradientError: a value that is not floating-point, or an operator between xs and y without a gradient.
+        GradientError: a value is not floating-point, or an operator between xs and y has no gradient.
         UnsupportedOperatorError: a node with a branch or loop body would have to be evaluated at other values.
     """
     nodes = [node for node in model.graph if is_gradient(node)]
@@ -40,14 +38,14 @@ def expand_gradients(model: ir.Model) -> bool:
 
 
 def lower_what_has_no_gradient(model: ir.Model) -> None:
-    """Lower, in place, the semantic operators of an earlier reverse pass that stand in the way of another one."""
+    """Lower, in place, the semantic operators of an earlier backward pass that have no gradient."""
     opset = model.opset_imports[""]
     kept = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN and _is_differentiable(node, opset)}
     lower_semantic_operators(model, keep=kept | {"Gradient"})
 
 
 def _is_differentiable(node: ir.Node, opset: int) -> bool:
-    """Whether another reverse pass may go through a node of ours, or stops there as it is meant to."""
+    """True if another backward pass can go through one of our operators, or intentionally stops there."""
     operator = semantic_operator(node)
     if operator is None:
         return has_gradient(node, opset)
@@ -79,13 +77,13 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _depend_on_each_other(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value) -> bool:
-    """Whether one of the values that count as independent is computed from another, or named twice."""
+    """True if one of the independent values is computed from another, or listed twice."""
     between = _between(graph, named, y, cut=False)
     return len(set(named)) < len(named) or any(value.producer() in between for value in named)
 
 
 def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool) -> dict[ir.Node | None, None]:
-    """The nodes between ``named`` and ``y``, in order; with ``cut`` not those after which all goes through another of them."""
+    """Return the nodes between ``named`` and ``y``, in order; with ``cut``, paths end at the last value of ``named``."""
     sources, reached = set(named), set(named)
     dependent: list[ir.Node] = []
     for node in graph:
@@ -101,7 +99,7 @@ def _between(graph: ir.Graph, named: Sequence[ir.Value], y: ir.Value, cut: bool)
 
 
 def _copy_at(builder: Builder, gradient: ir.Node, points: Mapping[ir.Value, ir.Value], y: ir.Value) -> dict[ir.Value, ir.Value]:
-    """Emit the part of the graph between the keys of ``points`` and y again, at the values of ``points``; returns the copies."""
+    """Emit a copy of the graph from the keys of ``points`` to y, evaluated at the values of ``points``; return the copies."""
     copies = {
         value: builder.op("Identity", builder.tensor(point), like=builder.tensor(point)).value for value, point in points.items()
     }

@@ -1,10 +1,9 @@
-"""Folding of inference-mode batch normalization into the layer before it, or the one after it.
+"""Folding of inference-mode batch normalization into the layer before or after it.
 
 Batch normalization at inference is ``y = a * x + b`` per channel, with ``a = scale / sqrt(variance + epsilon)`` and ``b = bias -
-mean * a`` (Ioffe and Szegedy 2015, section 3.1). After a linear layer with output channels the same numbers come from weights ``a
-* W`` and the bias ``a * c + b``. What is left is tried on the layer after it: with ``y = a * x + b`` per channel, ``W y + c = (W
-a) x + (W b + c)``. A convolution that pads its input with zeros pads y and not x, so that its borders would differ, unless b is
-zero.
+mean * a`` (Ioffe and Szegedy 2015, section 3.1). In a preceding linear layer this gives weights ``a * W`` and bias ``a * c + b``.
+Otherwise the layer after it is tried: ``W y + c = (W a) x + (W b + c)``. A convolution with zero padding pads y and not x, so its
+borders would differ unless b is zero.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from burnish.graph.uses import is_read_once, is_used, producer_of
 
 @dataclass(frozen=True)
 class Folding:
-    """What a batch normalization of inference computes, ``a * x + b`` per channel, on its way into a layer.
+    """A batch normalization, ``a * x + b`` per channel, to be folded into a layer.
 
     Attributes:
         graph: the graph of both.
-        names: those in use in it.
+        names: names in use in the graph.
         normalization: the node.
         a, b: float64 [C].
     """
@@ -48,10 +47,10 @@ class Folding:
     b: np.ndarray
 
     def give(self, layer: ir.Node, weight: np.ndarray, shift: np.ndarray, factor: np.ndarray | float = 1.0) -> bool:
-        """Give a layer a new weight, and ``factor`` times its bias plus ``shift`` as bias, rounded to the weight's dtype.
+        """Set a layer's weight, and its bias to ``factor`` times the old bias plus ``shift``, rounded to the weight's dtype.
 
         Returns:
-            Whether that was possible: a bias that it has is constant, and the dtype holds the numbers.
+            True if possible: any present bias is constant, and the dtype can hold the numbers.
         """
         present = layer.inputs[2] if len(layer.inputs) > 2 else None
         bias = constant_array(present)
@@ -73,7 +72,7 @@ class Folding:
         return True
 
     def put(self, node: ir.Node, index: int, array: np.ndarray) -> None:
-        """Give an operand of a node new numbers; under its name, unless others read the old ones."""
+        """Set a constant operand of a node; under the same name unless the old one has other readers."""
         old = node.inputs[index]
         assert old is not None
         if is_read_once(old) and old.is_initializer():
@@ -85,7 +84,7 @@ class Folding:
             remove_unread_value(self.graph, old)
 
     def new_bias(self, weight: ir.Value | None, array: np.ndarray) -> ir.Value:
-        """Add the bias of a layer without one: ``<layer>.bias`` for ``<layer>.weight``, else by the normalization's name."""
+        """Add a bias: ``<layer>.bias`` for ``<layer>.weight``, else with the name of the normalization's bias."""
         bias = self.normalization.inputs[2]
         assert weight is not None
         assert bias is not None
@@ -101,7 +100,6 @@ class Folding:
 
 
 def dtype_of(value: ir.Value | None) -> np.dtype:
-    """The dtype of a constant."""
     array = constant_array(value)
     assert array is not None
     return array.dtype
@@ -112,20 +110,19 @@ def wide(array: np.ndarray) -> np.ndarray:
 
 
 def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Cast, or None where a narrow dtype cannot hold a number."""
+    """Cast, or return None if the dtype cannot hold a number."""
     with np.errstate(over="ignore"):
         result = array.astype(dtype)
     return result if np.isfinite(wide(result)).all() else None
 
 
 def fold_into_following(folding: Folding) -> bool:
-    """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, also after a Flatten.
+    """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, possibly after a Flatten.
 
-    Weights and biases keep their names. The normalization stays for the caller to remove; its output is still what the layer
-    reads.
+    Weights and biases keep their names. The layer still reads the normalization, which the caller must remove.
 
     Returns:
-        Whether that was possible.
+        True if it was folded.
     """
     use = _only_use(folding.normalization.outputs[0])
     if use is None:
@@ -150,7 +147,7 @@ def _only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
 
 
 def _flattened_positions(node: ir.Node) -> int | None:
-    """How many positions of each channel a node puts side by side that makes [N, C · positions] of [N, C, ...]; else None."""
+    """Return the number of positions per channel for a node that flattens [N, C, ...] to [N, C * positions], else None."""
     before, behind = node.inputs[0], node.outputs[0]
     if before is None or before.shape is None or behind.shape is None or len(behind.shape) != 2 or len(before.shape) < 2:
         return None
@@ -165,7 +162,7 @@ def _convolution(folding: Folding, layer: ir.Node) -> bool:
     if weight is None or (folding.b.any() and _pads(layer)):
         return False
     groups = attribute_value(layer, "group", 1)
-    # Output channel o of group g reads the input channels g * (channels of a group) onwards.
+    # Output channel o of group g reads input channels from g * (channels per group) on.
     grouped = wide(weight).reshape(groups, -1, *weight.shape[1:])
     shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
     shift = (grouped * folding.b.reshape(shape)).sum(axis=tuple(range(2, grouped.ndim))).reshape(-1)
@@ -193,7 +190,7 @@ def _gemm(folding: Folding, layer: ir.Node) -> bool:
 
 
 def _matmul(folding: Folding, layer: ir.Node) -> bool:
-    """The input must be [N, C]: only there are the channels the axis that is summed over."""
+    """Only for input [N, C], in which the channels are the summed axis."""
     weight = constant_array(layer.inputs[1])
     x = layer.inputs[0]
     if weight is None or weight.ndim != 2 or x is None or x.shape is None or len(x.shape) != 2:
@@ -223,13 +220,13 @@ EPSILON = 1e-5
 def fold_batch_normalization(model: ir.Model) -> bool:
     """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
 
-    A layer is folded when the normalization is the only reader of its output and every operand is an initializer or
-    constant. What cannot be folded so is folded into the Conv, Gemm or MatMul after it, where that is its only reader and the
-    outputs stay the same up to rounding: a Conv without padding, unless the normalization shifts nothing.
+    The normalization must be the only reader of the layer's output, and all operands initializers or constants. Otherwise it is
+    folded into the Conv, Gemm or MatMul after it if that is its only reader and the outputs stay equal up to rounding: a Conv
+    must have no padding unless the normalization shifts nothing.
 
-    Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes read too is
-    copied, and the copy gets a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight ``<layer>.weight``,
-    else the name of the normalization's bias. Initializers that nothing reads any more are removed.
+    The numbers are computed in float64 and rounded once to the weight's dtype. Weights keep their names; a weight with other
+    readers is copied under a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight ``<layer>.weight``, else
+    named after the normalization's bias. Unread initializers are removed.
     """
     changed = False
     names = Names.of(model.graph)
@@ -270,7 +267,7 @@ def _into_preceding(folding: Folding) -> bool:
 
 
 def _factors(normalization: ir.Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return ``a`` and ``b`` of each channel in float64, or None when they are not constant and finite."""
+    """Return ``a`` and ``b`` per channel in float64, or None if they are not constant and finite."""
     arrays = [constant_array(operand) for operand in normalization.inputs[1:5]]
     if any(array is None for array in arrays):
         return None
@@ -294,7 +291,7 @@ def _fold_transposed_convolution(folding: Folding, layer: ir.Node) -> bool:
     weight = constant_array(layer.inputs[1])
     if weight is None:
         return False
-    # The weight is (channels in, channels out of a group, ...): output channel o of group g is g * (out of a group) + o.
+    # The weight is (channels in, channels out per group, ...): output channel o of group g is g * (out per group) + o.
     groups = attribute_value(layer, "group", 1)
     scaled = wide(weight).reshape(groups, -1, *weight.shape[1:]) * folding.a.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
     return folding.give(layer, scaled.reshape(weight.shape), folding.b, folding.a)
@@ -312,7 +309,7 @@ def _fold_gemm(folding: Folding, layer: ir.Node) -> bool:
 
 
 def _fold_added_bias(folding: Folding, layer: ir.Node) -> bool:
-    """MatMul and Add: a dense layer whose output is (batch, channels), the only case where channels are the last axis."""
+    """Fold into MatMul and Add with an output (batch, channels), the only case with channels on the last axis."""
     for position in (0, 1):
         product, bias = layer.inputs[1 - position], constant_array(layer.inputs[position])
         producer = producer_of(product, "MatMul")

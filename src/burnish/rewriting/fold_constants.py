@@ -1,8 +1,7 @@
-"""What depends on constants alone is computed once, before an engine sees it, and not in every step.
+"""Folding of constants: computes constant expressions once, instead of in every step.
 
-Only operators whose result has one right value to the last bit are computed here: those that move, compare or count, and those
-that round once, as IEEE 754 says. Exponentials, sines and sums have another last digit in each runtime, and draws are drawn anew:
-they stay.
+Only operators whose results are identical on all runtimes are folded: moving, comparing, counting, and those that round once by
+IEEE 754. Exponentials, sines and sums differ in the last digit between runtimes, and random draws must change, so they stay.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ COMPARING = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual N
 ROUNDING_ONCE = frozenset("Abs Add Cast Ceil Floor Max Min Mul Neg Round Sign Sqrt Sub".split())
 INTEGER_ONLY = frozenset("CumSum Range ReduceMax ReduceMin ReduceProd ReduceSum".split())
 FLOATING_ONLY = frozenset({"Div"})
-"""Runtimes differ in the quotient of a negative integer."""
+"""Runtimes differ in the quotient of negative integers."""
 
 KNOWN_DTYPES = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.UINT8}
 )
 SMALL = 1 << 10
-"""The most elements of a result, whatever it is computed from; a larger one may have no more than its operands together."""
+"""Largest result that may exceed the total size of its operands, in elements."""
 LARGEST = 1 << 20
-"""The most elements that are computed at all: programs keep them, in files and in memory."""
+"""Largest result, in elements: programs keep it in files and memory."""
 
 
 def fold_constants(model: ir.Model) -> bool:
-    """Put constants, in place, where the main graph computes something of constants alone.
+    """Replace, in place, the constant expressions of the main graph by constants.
 
-    Values that are read keep their names. Bodies, outputs of the graph and what is larger than its operands stay as they are, and
-    so does what the evaluator of the standard cannot compute: to fold is never needed.
+    Values keep their names. Bodies, graph outputs, results larger than their operands and anything that the evaluator cannot
+    compute stay: folding is optional.
     """
     graph = model.graph
     arrays: dict[ir.Value, np.ndarray] = {}
@@ -64,7 +63,7 @@ def fold_constants(model: ir.Model) -> bool:
 
 
 def _computed(node: ir.Node, arrays: dict[ir.Value, np.ndarray], opset: int) -> list[np.ndarray]:
-    """The outputs of a node of constants, where they are the same bits on every engine; else nothing."""
+    """Return the outputs of a constant node if they are identical on every engine, else an empty list."""
     if not _is_exact(node) or any(not output.name or output.is_graph_output() for output in node.outputs):
         return []
     shapes = [static_shape(output) for output in node.outputs]
@@ -105,7 +104,7 @@ def _size(value: ir.Value) -> int | None:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Whether a value is an initializer or the output of a Constant, without a look at its numbers."""
+    """True if a value is an initializer or a Constant's output; does not load its numbers."""
     producer = value.producer()
     if producer is None:
         return value.is_initializer() and not value.is_graph_input()
@@ -113,7 +112,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _casts_alike(array: np.ndarray, node: ir.Node) -> bool:
-    """Whether the numbers are within the range of the integers that they are cast to; runtimes differ beyond it."""
+    """True if all numbers fit the integer type that they are cast to; runtimes differ beyond it."""
     target = node.outputs[0].dtype
     if array.dtype.kind != "f" or target is None or target in FLOATING or target == ir.DataType.BOOL:
         return True

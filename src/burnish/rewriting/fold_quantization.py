@@ -1,9 +1,8 @@
-"""What an export makes of a model that ``burnish.surgery.quantize`` made: weights, scales and biases as integers, in QDQ.
+"""Export of a model from ``burnish.surgery.quantize`` as QDQ, with integer weights, scales and biases.
 
-A weight becomes an initializer of INT8 or INT4 before its DequantizeLinear. Batch normalization after it goes into the scales,
-the signs of the integers and the bias (Jacob et al. 2018, section 3.2), which changes nothing but the last digits: a positive
-factor of a channel is a factor of its scale. A bias becomes INT32 with the scale of the product, as ONNX Runtime's integer
-operators add it.
+A weight becomes an INT8 or INT4 initializer with a DequantizeLinear. Batch normalization is folded into the scales, the signs of
+the integers and the bias (Jacob et al. 2018, section 3.2), which only affects the last digits: a positive factor of a channel
+becomes a factor of its scale. A bias becomes INT32 with the scale of the product, as ONNX Runtime's integer operators add it.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ OPSET_OF_INT4 = 21
 
 
 def fold_quantization(model: ir.Model, fold_norm: bool = True) -> bool:
-    """Compute, in place, the integers of quantized weights and biases; a model without marks stays as it is.
+    """Compute the integers of quantized weights and biases, in place; models without marks stay.
 
     Args:
         model: an inference model whose weights are initializers.
-        fold_norm: whether batch normalization goes into the layers before it.
+        fold_norm: True to fold batch normalization into the layers before it.
 
     Raises:
-        CheckpointError: weights are of 4 bits, and an operator of the model means something else in opset 21, which they need.
+        CheckpointError: the weights have 4 bits, which need opset 21, but an operator has another meaning there.
     """
     graph = model.graph
     marked = [(node, mark) for node in graph if (mark := QuantizationMark.of(node)) and node.op_type == "QuantizeLinear"]
@@ -71,7 +70,7 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> bool:
 
 @dataclass
 class _Constants:
-    """Values that hang on constants alone, each computed once."""
+    """Cache of values computed from constants."""
 
     opset: int
 
@@ -79,10 +78,10 @@ class _Constants:
         self._computed: dict[ir.Value, np.ndarray] = {}
 
     def of(self, value: ir.Value | None) -> np.ndarray:
-        """The array of a value.
+        """Return the array of a value.
 
         Raises:
-            CheckpointError: it does not hang on constants alone.
+            CheckpointError: it does not depend only on constants.
         """
         array = constant_array(value)
         if array is not None:
@@ -111,7 +110,7 @@ class _Folding:
     biases: dict[ir.Node, np.ndarray] = field(default_factory=dict)
 
     def settle_activation(self, node: ir.Node) -> None:
-        """Give an activation its scale and zero point as scalars, before and after."""
+        """Set an activation's scale and zero point to scalars, for quantization and dequantization."""
         scale, zero_point = (self.constants.of(value) for value in node.inputs[1:3])
         x = node.inputs[0]
         assert x is not None
@@ -127,7 +126,7 @@ class _Folding:
             owner.attributes.pop("axis", None)
 
     def fold_weight(self, node: ir.Node, mark: QuantizationMark, fold_norm: bool) -> None:
-        """Put the integers of a weight in place of what computes them."""
+        """Replace a weight's computation by its integers."""
         weight = node.inputs[0]
         scale, axis = self.constants.of(node.inputs[1]), attribute_value(node, "axis", 1)
         numbers = self.constants.of(weight)
@@ -147,9 +146,9 @@ class _Folding:
         self._put(last, stem, integers, scale, axis, mark, layers)
 
     def _with_room(self, layer: ir.Node, integers: np.ndarray, scale: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """Let scales be so large that the integers of the bias leave room for the sum.
+        """Enlarge scales so that the integers of the bias leave room for the sum.
 
-        The weights of a channel that died are nothing beside its bias, and its integers are few then.
+        In a dead channel the weights are tiny next to the bias, and few integers remain.
         """
         x, bias = self._of_bias(layer)
         if x is None or bias is None:
@@ -161,7 +160,7 @@ class _Folding:
         return np.rint(integers.astype(np.float32) * placed).astype(np.int8), roomy
 
     def _of_bias(self, layer: ir.Node) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The scale of what a layer reads and its bias, float64, where it adds that as integers."""
+        """Return the scale of a layer's input, and its bias in float64 if it is added as integers."""
         x = producer_of(layer.inputs[0], "DequantizeLinear") if _takes_integers(layer) else None
         bias = layer.inputs[2] if x is not None and len(layer.inputs) > 2 else None
         if x is None or bias is None:
@@ -180,7 +179,7 @@ class _Folding:
         layers: Sequence[ir.Node],
     ) -> None:
         held = ir.DataType.INT4 if mark.bits == 4 else ir.DataType.INT8
-        # Integer operators of runtimes take 8 bits: what loads the file casts the weights of 4 once.
+        # Integer operators take 8 bits: 4-bit weights are cast once when the file is loaded.
         is_widened = held == ir.DataType.INT4 and not mark.block and all(_reads_integers(layer) for layer in layers)
         dtype = ir.DataType.INT8 if is_widened else held
         is_single = scale.size == 1
@@ -201,7 +200,7 @@ class _Folding:
     def _fold_normalization(
         self, layer: ir.Node, integers: np.ndarray, scale: np.ndarray, axis: int, mark: QuantizationMark
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Take the factor of batch normalization into integers and scales, and its shift into the bias."""
+        """Fold the factor of batch normalization into integers and scales, and its shift into the bias."""
         output = layer.outputs[0]
         normalization = next((reader for reader, _ in output.uses()), None)
         if normalization is None or not is_read_once(output) or not _is_normalization(normalization, output):
@@ -219,7 +218,7 @@ class _Folding:
         layer.attributes.pop("beta", None)
         replace_value(normalization.outputs[0], output)
         remove_node(normalization)
-        # Of a matrix in blocks, ``axis`` is that of the inputs; scales have both axes.
+        # For a matrix in blocks, ``axis`` is the input axis; its scales have both axes.
         along = 1 - axis if mark.block else axis
         by_channel = factor.reshape([-1 if index == along else 1 for index in range(integers.ndim)])
         size = np.abs(by_channel if mark.block else factor)
@@ -232,11 +231,11 @@ class _Folding:
         stem = "layer" if weight is None or (producer := weight.producer()) is None else _stem(producer)
         name = (given.name if given is not None else None) or f"{stem.removesuffix('.weight').removesuffix('_weight')}.bias"
         layer.resize_inputs(max(3, len(layer.inputs)))
-        layer.replace_input_with(2, None)  # nothing reads a bias of this layer alone any more: its name is free
+        layer.replace_input_with(2, None)  # frees the bias's name if only this layer read it
         layer.replace_input_with(2, self._add(name, numbers.astype(np.float32)))
 
     def fold_bias(self, layer: ir.Node) -> None:
-        """Put the integers of a bias in its place, where the layer computes with integers: those of ``compute_integers``."""
+        """Replace a bias by the integers of ``compute_integers``, if the layer computes with integers."""
         x, numbers = self._of_bias(layer)
         weight = producer_of(layer.inputs[1], "DequantizeLinear") if numbers is not None else None
         if x is None or numbers is None or weight is None or "block_size" in weight.attributes:
@@ -258,7 +257,7 @@ class _Folding:
         layer.replace_input_with(2, builder.op("DequantizeLinear", *tensors, axis=axis, shape=integers.shape).value)
 
     def _add(self, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
-        """Add an initializer; one that was trained and that nothing will read gives its name to it."""
+        """Add an initializer; it takes the name of a trained one that will not be read."""
         present = self.graph.initializers.get(name)
         if present is not None and (present in self.trained or not is_used(present)):
             self.graph.initializers.pop(name)
@@ -269,7 +268,7 @@ class _Folding:
 
 
 def _leaves(value: ir.Value | None) -> Iterator[ir.Value]:
-    """The values that one is computed from which no node makes."""
+    """Yield the inputs and initializers that a value is computed from."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -282,7 +281,7 @@ def _leaves(value: ir.Value | None) -> Iterator[ir.Value]:
 
 
 def _takes_integers(layer: ir.Node) -> bool:
-    """Whether ONNX Runtime computes a layer with integers where its operands are: a Conv alone whose result is quantized."""
+    """True if ONNX Runtime computes a layer with integers, given integer operands; a Conv only if its result is quantized."""
     value = layer.outputs[0]
     if layer.op_type != "Conv" or layer.domain != "":
         return layer.op_type == "Gemm" and layer.domain == ""
@@ -297,7 +296,7 @@ def _takes_integers(layer: ir.Node) -> bool:
 def _out_of_blocks(
     last: ir.Node, integers: np.ndarray, scale: np.ndarray, mark: QuantizationMark
 ) -> tuple[ir.Node, np.ndarray, np.ndarray, int]:
-    """The last node that brings rows of blocks back to a matrix, with the matrix, its scales, and the axis of the blocks."""
+    """Return the last node that restores a matrix from blocks, the matrix, its scales, and the block axis."""
     last = next(iter(last.outputs[0].uses()))[0]
     shape = static_shape(last.outputs[0])
     assert shape is not None
@@ -309,7 +308,7 @@ def _out_of_blocks(
 
 
 def _stem(node: ir.Node) -> str:
-    """The name of the weight that a chain of nodes begins with."""
+    """Return the name of the weight at the start of a chain of nodes."""
     value = node.inputs[0]
     while value is not None and (producer := value.producer()) is not None:
         value = producer.inputs[0]
@@ -317,7 +316,7 @@ def _stem(node: ir.Node) -> str:
 
 
 def _reads_integers(layer: ir.Node) -> bool:
-    """Whether a layer reads an activation of 8 bits."""
+    """True if a layer reads an 8-bit activation."""
     return producer_of(layer.inputs[0], "DequantizeLinear") is not None
 
 

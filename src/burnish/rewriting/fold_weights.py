@@ -1,4 +1,4 @@
-"""Weights that training holds in parts become single initializers again: masked ones, and those by direction and length."""
+"""Fold masked and weight-normalized weights back into single initializers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.graph.uses import producer_of, remove_unread
 
 
 def fold_pruning(model: ir.Model) -> bool:
-    """Compute, in place, the products of constant weights and their masks, as ``burnish.surgery.prune`` writes them."""
+    """Fold, in place, the products of constant weights and masks from ``burnish.surgery.prune``."""
     changed = False
     for node, _ in list(masked_weights(model.graph)):
         weight, mask = node.inputs
@@ -29,10 +29,10 @@ def fold_pruning(model: ir.Model) -> bool:
 
 
 def fold_weight_normalization(model: ir.Model) -> bool:
-    """Compute, in place, ``v * (g / ReduceL2(v))`` of constant g and v once, as ``burnish.surgery.weight_normalize`` writes it.
+    """Fold, in place, ``v * (g / ReduceL2(v))`` of constant g and v, as written by ``burnish.surgery.weight_normalize``.
 
-    The result is computed in float64, rounded once, and an initializer under the name that it had as a value, which is the
-    weight's. g and v are removed where nothing else reads them. What does not come out finite stays.
+    The result is computed in float64 and rounded once. It becomes an initializer with the weight's name; g and v are removed if
+    unread. Results that are not finite stay unfolded.
     """
     changed = False
     for node in list(model.graph):
@@ -43,7 +43,7 @@ def fold_weight_normalization(model: ir.Model) -> bool:
 
 
 def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | None:
-    """Return v, the division and the norm of a product that is a normalized weight."""
+    """Return v, the division and the norm of a normalized weight."""
     if node.op_type != "Mul" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
     for direction, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):

@@ -1,7 +1,6 @@
-"""Nodes with outputs that a runtime does not give, in operators that do without them.
+"""Secondary outputs that a runtime does not support, computed by other operators.
 
-A runtime may run ``MaxPool`` without ``Indices``, and ``BatchNormalization`` with the statistics that it is given alone. What
-these outputs hold is then computed beside the node, or in its place.
+A runtime may support ``MaxPool`` without ``Indices``, or ``BatchNormalization`` without batch statistics.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from burnish.operators.windows import Windows
 
 
 def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> bool:
-    """Compute, in place, outputs beyond those that a runtime gives, where it is known how.
+    """Compute, in place, the outputs that a runtime does not support, for known operators.
 
     Args:
         model: a model of standard operators.
-        limits: operator -> how many outputs the runtime gives; nodes of others stay as they are.
+        limits: operator -> number of supported outputs; others are unlimited.
 
     Returns:
-        Whether anything changed. A node that stays with more outputs than its limit is one that ``check_allowed`` names.
+        True if anything changed. ``check_allowed`` reports nodes that still exceed their limit.
     """
     if not limits:
         return False
@@ -46,7 +45,7 @@ def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> bool:
 
 
 def _batch_normalization(op: Operation) -> bool:
-    """The statistics of the batch and the running ones, by the formulas of the standard (BatchNormalization-15)."""
+    """Compute batch and running statistics by the standard's formulas (BatchNormalization-15)."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     mean = channel_mean(x)
     centered = x - per_channel(mean, x)
@@ -61,7 +60,7 @@ def _batch_normalization(op: Operation) -> bool:
 
 
 def _max_pool(op: Operation) -> bool:
-    """The place of the first maximum of each window, flat over the whole of x."""
+    """Compute the index of the first maximum of each window, flat over all of x."""
     x, y = op.required(0), op.output
     windows = Windows.of(op)
     inputs, outputs = extents(x, 2), extents(y, 2)
@@ -103,7 +102,7 @@ def _places_in_image(x: Tensor, windows: Windows, inputs: tuple[int, ...], outpu
 
 
 def _images(x: Tensor, size: int, rank: int) -> Tensor:
-    """Where the image of each sample and channel begins, [N, C, 1, ...]."""
+    """Return the offset of each sample's and channel's image, [N, C, 1, ...]."""
     builder = x.builder
     images = builder.op("Shape", x, start=0, end=2)
     count = builder.op("ReduceProd", images, keepdims=0)
@@ -115,4 +114,4 @@ def _images(x: Tensor, size: int, rank: int) -> Tensor:
 
 _REWRITES: Mapping[str, Callable[[Operation], bool]] = {"BatchNormalization": _batch_normalization, "MaxPool": _max_pool}
 WITH_FURTHER_OUTPUTS = tuple(_REWRITES)
-"""Operators whose further outputs are computed."""
+"""Operators whose secondary outputs can be computed."""

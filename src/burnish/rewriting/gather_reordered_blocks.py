@@ -1,7 +1,7 @@
-"""Slices of a tensor that are concatenated in another order become one ``Gather`` of blocks.
+"""Replace slices of a tensor that are concatenated in another order by one ``Gather`` of blocks.
 
-PyTorch's exporter brings the gates of a recurrent layer into the standard's order in this way, and their gradients come back so.
-ONNX Runtime copies every slice, and then their concatenation, on one thread; it gathers once, on all.
+PyTorch's exporter reorders the gates of recurrent layers like this, and so do their gradients. ONNX Runtime copies every slice
+and the concatenation on one thread, but gathers once, on all threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from burnish.graph import Builder, attribute_value, constant_array, replace_valu
 from burnish.graph.uses import producer_of, remove_unread
 
 LEAST_BLOCK = 1 << 12
-"""Elements of a block from which on copying it takes longer than the two nodes that reshape."""
+"""Smallest block in elements; for smaller ones the two added reshapes take longer than the copies."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class _Part:
 
 
 def gather_reordered_blocks(model: ir.Model) -> bool:
-    """Replace concatenations, along the first axis, of slices of one tensor, in place; in the main graph alone.
+    """Replace concatenations of slices of one tensor along the first axis, in place, in the main graph only.
 
-    Shapes are static, and the slices begin and end at multiples of one number of rows, of ``LEAST_BLOCK`` elements or more.
+    Shapes must be static, and the slice bounds multiples of a number of rows with at least ``LEAST_BLOCK`` elements.
     """
     changed = False
     for node in list(model.graph):
@@ -59,7 +59,7 @@ def gather_reordered_blocks(model: ir.Model) -> bool:
 
 
 def _part(value: ir.Value | None) -> _Part | None:
-    """The rows that a value is of another of static extents; None where it is none."""
+    """Return the rows of another tensor of static shape that a value consists of, or None."""
     node = producer_of(value, "Slice", "Split")
     whole = None if node is None else node.inputs[0]
     if node is None or value is None or whole is None:
@@ -72,7 +72,7 @@ def _part(value: ir.Value | None) -> _Part | None:
 
 
 def _start_of_slice(node: ir.Node, count: int) -> int | None:
-    """Where a ``Slice`` of the first axis alone begins, row by row; None for any other."""
+    """Return the first row of a ``Slice`` with step 1 along the first axis; None for any other."""
     starts, _, axes, steps = (*node.inputs[1:], None, None)[:4]
     start, axis, step = (constant_array(operand) for operand in (starts, axes, steps))
     of_rows = start is not None and start.size == 1 and axis is not None and axis.tolist() == [0]
@@ -83,7 +83,7 @@ def _start_of_slice(node: ir.Node, count: int) -> int | None:
 
 
 def _start_of_output(node: ir.Node, value: ir.Value) -> int | None:
-    """Where an output of a ``Split`` of the first axis begins."""
+    """Return the first row of an output of a ``Split`` along the first axis."""
     if attribute_value(node, "axis", 0) != 0:
         return None
     start = 0
@@ -97,5 +97,5 @@ def _start_of_output(node: ir.Node, value: ir.Value) -> int | None:
 
 
 def _is_in_order(parts: list[_Part]) -> bool:
-    """Whether the parts lie side by side as they did: other passes leave no such concatenation, and it is one slice."""
+    """True if the parts are in their original order: then the concatenation is a single slice, which other passes handle."""
     return all(first.end == second.start for first, second in pairwise(parts))

@@ -1,9 +1,7 @@
-"""Selection before computation: where a model reads a few rows of a tensor alone, as a classifier reads the first token's, only
-these rows are computed.
+"""Selection before computation: computes only the rows that are read, such as the first token of a classifier.
 
-A Gather with constant indices moves from after the operators that treat every row alike to before them: normalization over
-other axes, elementwise arithmetic, products with a weight, the queries of an attention. It stops at a value that something else
-reads whole.
+A Gather with constant indices moves before the operators that treat rows alike: normalization over other axes, elementwise
+arithmetic, products with a weight, the queries of attention. It stops at values that have other readers.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from burnish.graph.uses import is_used
 from burnish.operators.registry import Elementwise, elementwise
 
 Edges = dict[int, int]
-"""Operands of a node that are needed along selected indices alone, and the axis of each."""
+"""Operand index -> axis along which only the selected indices are needed."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 def hoist_gather(model: ir.Model) -> bool:
-    """Move selections of rows before what computes these rows, in place, where that saves a product.
+    """Move row selections before the computation of these rows, in place, if that saves a product.
 
     Args:
-        model: a canonical model with its shapes, not bound to a mode yet.
+        model: a canonical model with shapes, not yet bound to a mode.
     """
     changed = False
     places = _places(model.graph)
@@ -41,12 +39,11 @@ def hoist_gather(model: ir.Model) -> bool:
 
 
 def _places(graph: ir.Graph) -> dict[ir.Node, int]:
-    """The place of each node in the order of the graph."""
     return {node: place for place, node in enumerate(graph)}
 
 
 def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bool:
-    """Move one selection to before the products that it saves, and return whether there are any."""
+    """Move a selection before the products that it saves; return True if there are any."""
     source, index_operand = selection.inputs[:2]
     indices = None if index_operand is None else constant_array(index_operand)
     if source is None or source.shape is None or indices is None or indices.ndim > 1:
@@ -71,7 +68,7 @@ def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bo
 
 
 def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places: dict[ir.Node, int]) -> Iterator[ir.Node]:
-    """What computes the operands that edges name, each node after all that read it; edges may be added meanwhile."""
+    """Yield the producers of the operands in ``edges``, each after all its readers; the caller may add edges meanwhile."""
     waiting: list[tuple[int, ir.Node]] = []
     seen: set[ir.Node] = set()
     reader = selection
@@ -88,7 +85,7 @@ def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places
 
 
 def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
-    """The one axis along which selected indices of a node's result are all that is read of it, or None."""
+    """Return the axis along which only selected indices of a node's result are read, or None."""
     if not node.outputs or any(map(is_used, node.outputs[1:])):
         return None
     output = node.outputs[0]
@@ -106,7 +103,7 @@ def _rewrite(
     indices: np.ndarray,
     places: dict[ir.Node, int],
 ) -> None:
-    """Let the nodes of a region compute selected rows."""
+    """Make the nodes of a region compute only the selected rows."""
     selected: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in sorted((*region, selection), key=places.__getitem__):
         for index, value in enumerate(node.inputs):
@@ -147,7 +144,7 @@ def _with_extent(value: ir.Value, axis: int, extent: int) -> ir.Shape:
 
 
 def _operands(node: ir.Node, axis: int) -> Edges | None:
-    """What of a node's operands is needed for selected indices of its result along an axis; None where all may be."""
+    """Return the operands needed for selected indices of a node's result along an axis; None if that may be everything."""
     if node.domain != "":
         return None
     if elementwise(node) is Elementwise.UNARY or node.op_type in ("Cast", "Clip", "Dropout"):
@@ -175,7 +172,7 @@ def _broadcast_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _matmul_operands(node: ir.Node, axis: int) -> Edges | None:
-    """Rows of the left operand; where the right one has axes in front of its matrix, they stay whole."""
+    """Select rows of the left operand; batch axes of the right operand stay whole."""
     left, right = (None if value is None or value.shape is None else len(value.shape) for value in node.inputs[:2])
     shape = node.outputs[0].shape
     assert shape is not None
@@ -196,7 +193,7 @@ def _gemm_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _row_operands(default: int) -> Callable[[ir.Node, int], Edges | None]:
-    """For an operator over trailing axes, from its attribute ``axis`` on."""
+    """Return the rule of an operator over trailing axes, starting at its attribute ``axis``."""
 
     def operands(node: ir.Node, axis: int) -> Edges | None:
         shape = node.outputs[0].shape
@@ -221,7 +218,7 @@ def _transpose_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _reshape_operands(node: ir.Node, axis: int) -> Edges | None:
-    """The axis and all before it must stay as they are, and the extents of the others must be known."""
+    """The axis and all axes before it must be unchanged, and the other extents known."""
     source, output = node.inputs[0], node.outputs[0].shape
     if (
         source is None

@@ -1,10 +1,10 @@
-"""What ONNX Runtime's integer operators compute, in floating-point numbers that hold whole numbers exactly.
+"""ONNX Runtime's integer operators, emulated exactly in floating point.
 
-Sums of products of integers are whole numbers. As long as none is beyond 2^24, float32 holds each of them, in whatever order
-they are added: weights that could lead beyond it are divided into digits, and the sums of each are added as int32.
+float32 holds whole numbers up to 2^24 exactly, so sums of products below that are exact in any order. Weights that could exceed
+it are split into digits, whose sums are added as int32.
 
-What follows a sum is the arithmetic of MLAS, the library of ONNX Runtime's kernels (1.32), in its order and in float32. Where the
-standard's operators cannot say that, float64 holds what lies between two roundings.
+After a sum follows the float32 arithmetic of MLAS, ONNX Runtime's kernel library (1.32), in its order. If standard operators
+cannot express that, values between two roundings are float64.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from burnish.graph import Tensor, attribute_value, known_extents
 from burnish.quantization.graph import mark_exact
 
 GREATEST_ACTIVATION = 255
-"""An integer of 8 bits less its zero point, at most."""
+"""Largest 8-bit integer minus its zero point."""
 EXACT = 2**24
-"""Float32 holds whole numbers up to it."""
+"""Largest whole number up to which float32 is exact."""
 
 LARGEST_BIAS = 2**30
 """Integers of a bias beyond it leave no room for the sum."""
 ROOM = 2**29
-"""Scales of weights are so large that no integer of a bias is beyond it."""
+"""Bound on the integers of a bias that the scales of weights guarantee."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that integers of 8 bits stand for: ``(integer - zero_point) * scale``.
+    """The numbers of a quantized 8-bit type: ``(integer - zero_point) * scale``.
 
     Attributes:
         scale: float32, one number.
@@ -44,12 +44,11 @@ class Grid:
 
     @property
     def lowest(self) -> int:
-        """The least integer."""
         return 0 if self.zero_integer.dtype == ir.DataType.UINT8 else -128
 
     @property
     def zero_point(self) -> Tensor | None:
-        """As float32; None for zero."""
+        """Zero point as float32; None for zero."""
         array = self.zero_integer.array
         builder = self.scale.builder
         return None if array is not None and not array.any() else builder.cast(self.zero_integer, ir.DataType.FLOAT)
@@ -63,28 +62,28 @@ class Grid:
 
 @dataclass(frozen=True)
 class Activation(Grid):
-    """Integers of 8 bits, and the numbers that they stand for."""
+    """An activation as 8-bit integers with scale and zero point."""
 
     integers: Tensor
 
     @property
     def raw(self) -> Tensor:
-        """The integers, as float32."""
+        """The integers as float32."""
         return self.integers.builder.cast(self.integers, ir.DataType.FLOAT)
 
     @property
     def numbers(self) -> Tensor:
-        """The integers less the zero point, as float32."""
+        """The integers minus the zero point, as float32."""
         builder = self.integers.builder
         return builder.op("DequantizeLinear", self.integers, self._one, self.zero_integer, axis=0)
 
 
 @dataclass(frozen=True)
 class Target(Grid):
-    """What a result is quantized to.
+    """Quantization of a result.
 
     Attributes:
-        low, high: what a Relu or Clip before it limits the result to; None for no limit.
+        low, high: bounds of a Relu or Clip before it; None for no bound.
     """
 
     low: float | None = None
@@ -92,20 +91,20 @@ class Target(Grid):
 
     @property
     def _has_limits(self) -> bool:
-        """Whether integers stand for numbers beyond the limits: from the least integer on, they reach no further than a Clip."""
+        """True if some integers lie outside the bounds, so that a Clip is needed."""
         if self.low is None and self.high is None:
             return False
         array = self.zero_integer.array
         return self.low != 0 or array is None or bool((array != self.lowest).any())
 
     def integers(self, number: Tensor) -> Tensor:
-        """Emit the integers of steps from the zero point, which are rounded before the zero point is added."""
+        """Emit integers from steps above the zero point; rounds before adding the zero point."""
         if self._has_limits:
             number = self._limited(number)
         return number.builder.op("QuantizeLinear", number, self._one, self.zero_integer, axis=0, like=number, dtype=self._dtype)
 
     def integers_from_zero(self, number: Tensor) -> Tensor:
-        """Emit the integers of steps from the integer zero, which are rounded with the zero point in them."""
+        """Emit integers from steps above integer zero; rounds with the zero point included."""
         steps = number.builder.op("Round", number)
         return self.integers(steps if self.zero_point is None else steps - self.zero_point)
 
@@ -122,14 +121,14 @@ class Target(Grid):
 
 
 def digits(greatest: int, terms: int) -> tuple[int, int] | None:
-    """Return into how many digits, and of which base, integers are divided so that float32 holds their sums of products.
+    """Return the number and base of digits so that float32 holds sums of products of these digits exactly.
 
     Args:
-        greatest: of the integers, in absolute value.
-        terms: products in a sum.
+        greatest: largest absolute value of the integers.
+        terms: number of products in a sum.
 
     Returns:
-        (1, 1) where none is beyond 2^24 as they are; None where no digits are small enough.
+        (1, 1) if the sums stay below 2^24 without splitting; None if no digits are small enough.
     """
     for count in range(1, 8):
         bases = (1,) if count == 1 else (2, 4, 8, 16, 32)
@@ -144,9 +143,9 @@ def accumulated(node: ir.Node, x: Tensor, y: Tensor, division: tuple[int, int]) 
     """Emit the exact result of a Conv, Gemm or MatMul of whole numbers, without a bias, as int32.
 
     Args:
-        node: what computes it; its attributes hold, but for the factors of a Gemm.
-        x, y: its operands, as float32.
-        division: of ``y``, as ``digits`` returns it.
+        node: the original operator, whose attributes apply, except for the factors of a Gemm.
+        x, y: the operands, as float32.
+        division: digits of ``y``, the result of ``digits``.
     """
     builder, (count, base) = x.builder, division
     attributes = {name: held.value for name, held in node.attributes.items() if name not in ("alpha", "beta")}
@@ -170,10 +169,10 @@ def accumulated(node: ir.Node, x: Tensor, y: Tensor, division: tuple[int, int]) 
 
 
 def added(a: Activation, b: Activation, target: Target, wide: ir.DataType) -> Tensor:
-    """Emit QLinearAdd, as its kernel for AVX2 computes it.
+    """Emit QLinearAdd as computed by its AVX2 kernel.
 
-    With the ratios ``p = a_scale / y_scale`` and ``q = b_scale / y_scale`` that is ``a * p + (b * q + (y_zero - offset))``, with
-    the offset ``a_zero * p + b_zero * q``. Each sum is rounded together with its product, which is exact in float64.
+    With ``p = a_scale / y_scale`` and ``q = b_scale / y_scale``, it is ``a * p + (b * q + (y_zero - offset))`` with the offset
+    ``a_zero * p + b_zero * q``. Each product and sum is rounded together, which float64 does exactly.
     """
     builder, zero = a.scale.builder, target.zero_point
 
@@ -191,10 +190,10 @@ def added(a: Activation, b: Activation, target: Target, wide: ir.DataType) -> Te
 
 
 def multiplied(a: Activation, b: Activation, target: Target, wide: ir.DataType) -> Tensor:
-    """Emit QLinearMul: the product of the integers times ``a_scale * b_scale / y_scale``, and the zero point, then rounded."""
+    """Emit QLinearMul: the product of the integers times ``a_scale * b_scale / y_scale``, plus the zero point, rounded."""
     builder = a.scale.builder
     ratio = builder.cast(a.scale * b.scale / target.scale, wide)
-    # Through float64, so that no engine fuses the product with the sum after it.
+    # Via float64, so that no engine fuses the product with the following sum.
     product = builder.cast(builder.cast(a.numbers * b.numbers, wide) * ratio, ir.DataType.FLOAT)
     return target.integers_from_zero(product if target.zero_point is None else product + target.zero_point)
 
@@ -211,10 +210,10 @@ def averaged_globally(x: Activation, target: Target, wide: ir.DataType) -> Tenso
 
 
 def averaged(node: ir.Node, x: Activation, target: Target) -> Tensor | None:
-    """Emit QLinearAveragePool: windows are added pixel after pixel in float32, and divided by their pixels and by the scale.
+    """Emit QLinearAveragePool: windows are summed pixel by pixel in float32 and divided by their pixels and the scale.
 
     Returns:
-        None for windows of more than 64 pixels, with dilations, automatic padding or rounding up, and images of unknown extents.
+        None for windows above 64 pixels, dilations, automatic padding, rounding up, or unknown image extents.
     """
     builder = x.scale.builder
     shape, result = _pixels(x.integers.value), _pixels(node.outputs[0])
@@ -248,15 +247,15 @@ def averaged(node: ir.Node, x: Activation, target: Target) -> Tensor | None:
 
 
 def is_vector(bias: Sequence[object]) -> bool:
-    """Whether a bias of this shape has one number for each output channel, or a single one."""
+    """True if a bias has one number per output channel, or a single one."""
     return all(extent == 1 for extent in bias[:-1])
 
 
 def terms_of(shape: Sequence[int], axis: int) -> int:
-    """Return how many products a layer adds for each of its outputs, of the shape of its weight and the axis of its outputs."""
+    """Return the number of products per output of a layer, from its weight's shape and output axis."""
     return math.prod(shape) // max(shape[axis], 1)
 
 
 def _pixels(images: ir.Value) -> tuple[int, ...] | None:
-    """The extents of images behind their channels, where they are known."""
+    """Return the spatial extents of images, if known."""
     return None if images.shape is None else known_extents(images.shape.dims[2:]) or None

@@ -1,8 +1,8 @@
-"""Updates of small tensors, as one update of all of them together.
+"""Joint updates of small tensors.
 
-Most parameters of a network are few numbers each, and the update of a scale or of a running mean costs a runtime as many nodes as
-that of the largest weight. Where the same arithmetic makes outputs of the graph, and nothing else is made of it, its operands are
-concatenated, it is done once, and the results are split again. Every element is computed as before, to the last bit.
+Most parameters of a network are small, but updating a scale or running mean takes as many nodes as the largest weight. If equal
+arithmetic produces outputs of the graph and nothing else, its operands are concatenated, computed once, and split again. Every
+element stays identical to the last bit.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ ELEMENTWISE = frozenset(
     "Sqrt Sub Sum Where".split()
 )
 MOST_ELEMENTS = 2048
-"""Of a tensor that is joined with others: to copy more there and back takes longer than the nodes that are saved."""
+"""Largest tensor to join, in elements; copying more takes longer than the saved nodes."""
 SEVERAL = "the updates of several layers"
-"""What a node says that it computes a part of, where the nodes that it stands for say different things."""
+"""Source recorded for nodes that replace nodes with different sources."""
 
 Shape = tuple[int, ...]
 _Operand = tuple[str, int | ir.Value] | None
 
 
 def join_updates(model: ir.Model) -> bool:
-    """Join updates that do the same, in place, where there are enough of them for it to save nodes; in the main graph alone.
+    """Join equal updates, in place, if there are enough of them to save nodes; in the main graph only.
 
-    They are joined along their first axis, and with those alone that have the same extents along the others: nothing has to be
-    reshaped.
+    They are joined along the first axis; the other extents must be equal, so that no reshapes are needed.
     """
     groups: dict[str, list[_Update]] = {}
     for update in _updates(model.graph):
@@ -42,7 +41,7 @@ def join_updates(model: ir.Model) -> bool:
     for updates in groups.values():
         first = updates[0]
         results = sum(node.outputs[0].is_graph_output() for node in first.nodes)
-        # To join and to split all of them takes about as long as a node of the arithmetic, for each operand and each result.
+        # Joining and splitting costs about one node of arithmetic per operand and result.
         if len(updates) * len(first.nodes) >= 2 * (len(first.nodes) + len(first.leaves) + results):
             _join(model.graph, updates)
             changed = True
@@ -51,15 +50,15 @@ def join_updates(model: ir.Model) -> bool:
 
 @dataclass
 class _Update:
-    """Arithmetic on each element of tensors of one shape, of which outputs of the graph are made, and nothing else.
+    """Elementwise arithmetic on tensors of one shape that produces only outputs of the graph.
 
     Attributes:
-        shape: of all operands and results but single elements.
-        nodes: in the order of the graph.
-        operands: what each node reads: ``node``, ``leaf`` or ``constant`` and its place among these, ``single`` and its value, or
-            None for what it leaves out.
-        leaves: the operands of that shape that are not computed here.
-        constants: the single elements that are known.
+        shape: shape of all operands and results except single elements.
+        nodes: the nodes in graph order.
+        operands: inputs of each node: ``node``, ``leaf`` or ``constant`` with an index into these lists, ``single`` with its
+            value, or None if omitted.
+        leaves: operands of that shape from outside.
+        constants: known single elements.
     """
 
     shape: Shape
@@ -82,14 +81,14 @@ class _Update:
                 self.leaves.append(value)
             return "leaf", self.leaves.index(value)
         array = constant_array(value)
-        if array is None or node.op_type == "Clip":  # whose bounds cannot be one for each element
+        if array is None or node.op_type == "Clip":  # bounds of Clip cannot differ per element
             return "single", value
         self.constants.append(array)
         return "constant", len(self.constants) - 1
 
     @property
     def key(self) -> str:
-        """Equal for updates that do the same, each with leaves and constants of its own."""
+        """Key that is equal for updates with the same arithmetic, ignoring their leaves and constants."""
         dtypes = [[None if value is None else value.dtype for value in (*node.inputs, *node.outputs)] for node in self.nodes]
         attributes = [sorted((name, str(own.value)) for name, own in node.attributes.items()) for node in self.nodes]
         results = [node.outputs[0].is_graph_output() for node in self.nodes]
@@ -106,7 +105,7 @@ def _identity(operand: _Operand) -> object:
 
 
 def _updates(graph: ir.Graph) -> list[_Update]:
-    """The updates of a graph, in the order of their first nodes."""
+    """Return the updates of a graph, ordered by their first nodes."""
     shapes: dict[ir.Node, Shape] = {}
     for node in reversed(graph):
         shape = _shape_of(node)
@@ -126,7 +125,7 @@ def _updates(graph: ir.Graph) -> list[_Update]:
 
 
 def _shape_of(node: ir.Node) -> Shape | None:
-    """The shape of the result of a node that computes each element of it by itself; None where it is no such node, or large."""
+    """Return the shape of an elementwise node's result; None if it is not elementwise or is too large."""
     if node.op_type not in ELEMENTWISE or node.domain != "":
         return None
     shape = static_shape(node.outputs[0])
@@ -168,7 +167,7 @@ def _read(builder: Builder, joined: dict[str, list[Tensor]], kind: str, referenc
 
 
 def _joined_constant(arrays: tuple[np.ndarray, ...], lengths: list[int], rank: int) -> np.ndarray:
-    """A single element for updates of these lengths; one for each row of what is joined where they differ."""
+    """Return the common single element, or one per row of the joined tensor if they differ."""
     if all(array.tobytes() == arrays[0].tobytes() for array in arrays):
         return arrays[0]
     rows = np.repeat(np.stack([array.reshape(()) for array in arrays]), lengths)
@@ -176,7 +175,7 @@ def _joined_constant(arrays: tuple[np.ndarray, ...], lengths: list[int], rank: i
 
 
 def _take_place(value: ir.Value, output: ir.Value) -> None:
-    """Let a value be an output of the graph in place of another, under its name and with its shape."""
+    """Replace an output of the graph, keeping its name and shape."""
     value.type, value.shape = output.type, output.shape
     replace_output(output, value)
     name, output.name = output.name, None

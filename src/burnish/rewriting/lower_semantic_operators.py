@@ -1,4 +1,4 @@
-"""The walk that replaces semantic operators, and recurrent layers, by the standard operators that they are lowered to."""
+"""Lowering of semantic operators and recurrent layers to standard operators."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
 
 
 def lower_semantic_operators(model: ir.Model, keep: Collection[str] = (), domains: Collection[str] = SEMANTIC_DOMAINS) -> bool:
-    """Replace, in place, semantic operators and the standard's own optimizers by operators that every runtime has.
+    """Replace, in place, semantic operators and the standard's optimizers by operators that every runtime has.
 
     Args:
         model: the model to rewrite.
-        keep: semantic operators to leave as they are, because the engine has a kernel of its own for them; in branches and loop
-            bodies all are lowered.
-        domains: where the operators to lower are from.
+        keep: semantic operators to keep because the engine has kernels for them; in branches and loop bodies all are lowered.
+        domains: domains of the operators to lower.
 
     Returns:
-        Whether anything changed. A lowering may emit semantic operators again; they are lowered in turn.
+        True if anything changed. Semantic operators emitted by a lowering are lowered too.
 
     Raises:
-        UnsupportedOperatorError: a semantic operator without a lowering.
+        UnsupportedOperatorError: a semantic operator has no lowering.
     """
     changed, graphs = False, [model.graph]
     for graph in graphs:
@@ -64,9 +63,9 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def write_out_newer(model: ir.Model, target: Target) -> bool:
-    """Write out, in place, operators of newer opsets than the target loads, where the standard has a function of older ones.
+    """Inline, in place, operators newer than the target's opset if the standard defines functions of older operators for them.
 
-    What a function holds may be a function in turn. An operator without one stays: ``settle_opset`` names it.
+    Functions within functions are inlined too. An operator without a function stays; ``settle_opset`` reports it.
     """
     opset = model.opset_imports[""]
     if opset <= target.newest_opset:
@@ -91,10 +90,10 @@ def _is_newer(node: ir.Node, opset: int, target: Target) -> bool:
 
 
 def expand_recurrent_layers(model: ir.Model) -> ir.Model:
-    """Return a copy with standard operators in the place of the recurrent layers; the model itself where it has none.
+    """Return a copy with recurrent layers replaced by standard operators; the model itself if it has none.
 
     Args:
-        model: a model whose values have dtypes. Layers without a gradient here stay.
+        model: a model whose values have dtypes. Recurrent layers that have no gradient stay.
     """
     if not any(map(is_recurrent, model.graph.all_nodes())):
         return model
