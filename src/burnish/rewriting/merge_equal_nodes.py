@@ -1,4 +1,4 @@
-"""Equal nodes, once: casts of a value to one dtype, and computations of a few numbers."""
+"""Merging of equal nodes: casts of a value to one dtype, and computations of a few numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.rewriting.fold_constants import fold_constants
 
 
 def merge_casts(model: ir.Model) -> bool:
-    """Let every reader of a value in another dtype read the first cast to it, in place; later ones are removed."""
+    """Share the first cast of a value to each dtype between all readers, in place, and remove the others."""
     changed = False
     first: dict[tuple[ir.Value | None, int, int], ir.Value] = {}
     for node in list(model.graph):
@@ -33,11 +33,11 @@ COUNTING = frozenset(
     "Add Cast Concat Div Gather Max Min Mul ReduceProd ReduceSum Reshape Shape Size Slice Squeeze Sub Unsqueeze".split()
 )
 MOST_ELEMENTS = 8
-"""Of integers, as a shape is; of other numbers, only one, without an axis, is merged."""
+"""Largest merged integer tensor, in elements, enough for a shape; other numbers are only merged as scalars."""
 
 
 def merge_scalars(model: ir.Model) -> bool:
-    """Let readers of equal numbers read the first of them, and of extents that are known a constant, in place; no bodies."""
+    """Share equal small values and replace known extents by constants, in place, in the main graph only."""
     graph = model.graph
     names = {extent.value for value in graph.inputs for extent in value.shape or () if isinstance(extent, ir.SymbolicDim)}
     first: dict[Hashable, ir.Value] = {}
@@ -63,7 +63,7 @@ def merge_scalars(model: ir.Model) -> bool:
 
 
 def _extents(node: ir.Node, names: Collection[str | None]) -> tuple[tuple[int | str | None, ...], tuple[int, ...]] | None:
-    """The extents that a node returns, integers or known names, and in which shape; None where it returns something else."""
+    """Return the extents that a node computes, integers or known names, and their shape; None for other nodes."""
     if node.op_type == "Shape":
         source, picked = node.inputs[0], None
     elif node.op_type == "Gather" and attribute_value(node, "axis", 0) == 0:
@@ -88,7 +88,7 @@ def _extents(node: ir.Node, names: Collection[str | None]) -> tuple[tuple[int | 
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """Equal for nodes that return the same few numbers; None for others."""
+    """Return a key that is equal for nodes with the same few numbers; None for other nodes."""
     output = node.outputs[0]
     shape = static_shape(output)
     if shape is None or int(np.prod(shape)) > MOST_ELEMENTS or (shape and output.dtype not in INTEGERS):

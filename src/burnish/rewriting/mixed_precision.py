@@ -1,6 +1,6 @@
-"""Mixed precision: casts in front of the operators that gain from sixteen bits, and back to float32 where digits matter.
+"""Mixed precision: casts to sixteen bits for operators that gain from it, and back to float32 if digits matter.
 
-What is done with an operator is in its record (``Precision``); one without a word on it is computed in float32.
+The record of an operator (``Precision``) decides; operators without one compute in float32.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from burnish.operators.registry import Precision, find_record, records
 from burnish.settings import matches_pattern, nearest
 
 OPSET_OF_BFLOAT16 = 22
-"""The opset in which convolutions and pooling take bfloat16."""
+"""First opset with bfloat16 convolutions and pooling."""
 
 
 def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> None:
-    """Let a graph compute in sixteen bits where that loses little, in place; its inputs and outputs keep their dtypes.
+    """Make a graph compute in sixteen bits if little is lost, in place; its inputs and outputs keep their dtypes.
 
-    Only float32 is narrowed: what a model computes in another dtype stays. No value is cast twice to the same dtype in one
-    graph. What is computed from weights and constants alone stays float32 and is cast where an activation meets it, as are the
-    weights: the gradient of that cast is float32. A constant that the narrow dtype cannot hold keeps its operator in float32.
-    Branches and loop bodies compute as the graph around them does; what they read and give is float32.
+    Only float32 is narrowed. No value is cast twice to the same dtype in one graph. Values computed only from weights and
+    constants stay float32, like the weights, and are cast where they meet an activation; the gradient of that cast is float32. A
+    constant that the narrow dtype cannot hold keeps its operator in float32. Branches and loop bodies follow the same rules;
+    their inputs and outputs are float32.
 
     Args:
-        model: not yet bound to a mode. For bfloat16 its opset is raised to 22 where every node keeps its meaning there; else
+        model: a model not yet bound to a mode. For bfloat16 its opset is raised to 22 if every node keeps its meaning; otherwise
             convolutions and pooling stay in float32.
         dtype: FLOAT16 or BFLOAT16.
-        weights: the graph inputs that are parameters or statistics.
-        keep: shell-style patterns of layers to leave in float32: a node's name, the name of a weight that it reads, or that
-            name without its last part.
+        weights: graph inputs that are parameters or statistics.
+        keep: shell-style patterns of layers to keep in float32: the name of a node or of its weight, or the weight's name without
+            its last part.
 
     Raises:
-        ConfigurationError: a pattern matches no layer, or no operator is left to be computed in ``dtype``.
+        ConfigurationError: a pattern matches no layer, or no operator would compute in ``dtype``.
     """
     excluded = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
     if dtype == ir.DataType.BFLOAT16:
@@ -57,15 +57,15 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
 
 
 class _Mixing:
-    """The state of one walk over a graph, in its order.
+    """State of one walk over a graph, in order; each body has its own.
 
-    A value keeps its identity. One that is computed in sixteen bits changes its dtype (``narrowed``); the other version of a
-    value is a cast, made in front of the first node that reads it. A body has a walk of its own.
+    Values keep their identity. A value computed in sixteen bits changes its dtype (``narrowed``); its other version is a cast
+    before the first reader.
 
     Args:
-        graph: or body.
-        dtype: of sixteen bits.
-        weights: values from outside that are computed from weights and constants alone.
+        graph: graph or body.
+        dtype: the sixteen-bit dtype.
+        weights: outer values computed only from weights and constants.
         excluded: nodes that stay in float32.
     """
 
@@ -76,17 +76,16 @@ class _Mixing:
         self.computed = 0
         self.fixed = {*weights, *graph.initializers.values()}
         self.narrowed: set[ir.Value] = set()
-        self.read_narrow: set[ir.Value] = set()  # what followers read in sixteen bits
+        self.read_narrow: set[ir.Value] = set()  # values that following operators read in sixteen bits
         self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def place_all(self) -> None:
-        """Decide the dtype of every node; the outputs keep theirs."""
         for node in list(self.graph):
             self._place(node)
         self._restore_outputs()
 
     def _place(self, node: ir.Node) -> None:
-        """Decide the dtype of a node, and let it read the versions of its operands that go with it."""
+        """Choose the dtype of a node and connect it to matching versions of its operands."""
         operands = self._operands(node)
         activations = [value for value in operands.values() if value not in self.fixed]
         is_standard = node.domain == ""
@@ -108,7 +107,7 @@ class _Mixing:
             self.read_narrow.add(node.outputs[0])
 
     def _place_bodies(self, node: ir.Node) -> None:
-        """Decide the dtypes inside a node. What stands outside is cast inside, so that loops sum its gradients in float32."""
+        """Choose the dtypes inside a node. Captured values are cast inside, so that loops sum their gradients in float32."""
         for body in bodies(node):
             body.opset_imports.update(self.graph.opset_imports)
             inner = _Mixing(body, self.dtype, self.fixed, self.excluded)
@@ -116,7 +115,7 @@ class _Mixing:
             self.computed += inner.computed
 
     def _restore_outputs(self) -> None:
-        """Give the graph's outputs float32 again, under their names."""
+        """Restore the graph outputs to float32, under their names."""
         for value in dict.fromkeys(self.graph.outputs):
             if value in self.narrowed:
                 restored, name = self._version(value, ir.DataType.FLOAT, None), value.name
@@ -126,13 +125,13 @@ class _Mixing:
                         self.graph.outputs[index] = restored
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """Whether a node computes from weights and constants alone."""
+        """True if a node depends only on weights and constants."""
         if node.op_type.startswith("Random") or bodies(node):
             return False
         return all(value in self.fixed for value in node.inputs if value is not None)
 
     def _operands(self, node: ir.Node) -> dict[int, ir.Value]:
-        """The floating-point inputs that have the type of the node's first output, by position."""
+        """Return the floating-point inputs with the same type parameter as the first output, by position."""
         schema = operator_schema(node.op_type, self.graph.opset_imports[""]) if node.domain == "" else None
         if schema is None:
             return {}
@@ -156,7 +155,7 @@ class _Mixing:
                 self.read_narrow.add(output)
 
     def _widen(self, node: ir.Node, besides: Collection[int] = ()) -> None:
-        """Give a node, and the bodies in it, the float32 versions of what they read."""
+        """Connect a node and its bodies to the float32 versions of their inputs."""
         for index, value in enumerate(node.inputs):
             if value in self.narrowed and index not in besides:
                 node.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
@@ -183,14 +182,14 @@ class _Mixing:
         return value.dtype == ir.DataType.FLOAT or value in self.narrowed
 
     def _takes(self, node: ir.Node) -> bool:
-        """Whether the node's operator takes the narrow dtype in the graph's opset."""
+        """True if the operator accepts the narrow dtype in the graph's opset."""
         schema = operator_schema(node.op_type, self.graph.opset_imports[""])
         assert schema is not None
         allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
         return f"tensor({self.dtype.name.lower()})" in allowed.get(schema.outputs[0].type_str, ())
 
     def _holds(self, value: ir.Value) -> bool:
-        """Whether the narrow dtype has a number for each of a constant's: none becomes infinite, and none zero."""
+        """True if no number of a constant becomes infinite or zero in the narrow dtype."""
         array = constant_array(value)
         if array is None:
             return True
@@ -200,7 +199,7 @@ class _Mixing:
 
 
 def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
-    """What a value of float32 was cast from, where that has the narrow dtype already: a frozen weight of a file in float16."""
+    """Return the source of a cast to float32 if it has the narrow dtype: a frozen weight from a float16 file."""
     cast = producer_of(value, "Cast")
     source = None if cast is None else cast.inputs[0]
     return source if source is not None and source.dtype == dtype else None
@@ -221,11 +220,11 @@ def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[s
 
 
 def _names(node: ir.Node, weights: Collection[ir.Value]) -> set[str]:
-    """The names that a pattern selects a node by."""
+    """Return the names by which patterns select a node."""
     read = [(value.name or "").removeprefix("param/") for value in node.inputs if value is not None and value in weights]
     return {name for name in (node.name or "", *read, *(name.rsplit(".", 1)[0] for name in read)) if name}
 
 
 def _type_of(parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> str:
-    """The type of a formal parameter; the last one stands for all that follow it."""
+    """Return the type of a formal parameter; the last one covers variadic ones."""
     return parameters[min(index, len(parameters) - 1)].type_str

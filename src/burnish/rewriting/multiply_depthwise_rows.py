@@ -1,9 +1,9 @@
-"""A depthwise convolution of a large kernel over a small image becomes a product of matrices for each channel.
+"""Replace depthwise convolutions of large kernels over small images by one matrix product per channel.
 
-ONNX Runtime (1.32) has no kernel for depthwise convolutions whose weight is computed: for each channel and image it copies the
-entries of all windows, and multiplies them with the k x k taps. Here the k rows of x that a row of y reads stand side by side,
-[k W], and one product with the matrix [k W, Wo] that holds the taps along its diagonals gives the row of y. That is W / k times
-as many multiplications, at many times the speed, and W / Wo entries copied for each that the windows hold in a row.
+ONNX Runtime (1.32) has no kernel for depthwise convolutions with computed weights: for each channel and image it copies all
+windows and multiplies them with the k x k taps. Here the k rows of x for a row of y are concatenated, [k W], and multiplied with
+a matrix [k W, Wo] that holds the taps on its diagonals. That takes W / k times as many multiplications, but much faster ones, and
+copies only W / Wo entries for each entry of a window row.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from burnish.graph import Builder, Tensor, attribute_value, replace_node, static
 from burnish.operators.convolution_forms import BATCHES
 
 TAP, TAPPED_ROW, IMAGE = 0.15, 4.8, 60.0
-"""Nanoseconds of a convolution: for each tap of an output, each row of y at each tap, and each channel of an image."""
+"""Time of a convolution in ns: per tap of an output, per row of y and tap, and per channel of an image."""
 PRODUCT, COPIED_ROW, COPIED, MOVED, PLACED_TAP, MATRIX = 0.023, 5.6, 0.5, 1.5, 0.35, 200.0
-"""Nanoseconds of the products: for each multiplication, each row of x that is copied, each entry of it, each entry of x (whose
-first axes are exchanged, as those of y are), each entry of the matrices, and each channel.
+"""Time of the products in ns: per multiplication, per copied row of x, per copied entry, per entry of x (whose first axes are
+exchanged, like those of y), per entry of the matrices, and per channel.
 
-All were fitted to kernels of 3, 5 and 7 over images of 7 to 56 at batch 1 and 4 (float32, AVX2, one thread).
+Fitted to kernels of 3, 5 and 7 over images of 7 to 56 at batch 1 and 4 (float32, AVX2, one thread).
 """
 LEAST_GAIN = 1.15
-"""How many times as fast the products have to be: about as far as the fit is off."""
+"""Least speedup for a replacement, about the error of the fit."""
 
 
 def multiply_depthwise_rows(model: ir.Model) -> bool:
-    """Replace depthwise convolutions that products are faster than, in place; in the main graph alone.
+    """Replace depthwise convolutions by faster products, in place, in the main graph only.
 
-    They have float32 operands, two spatial axes of static sizes, one output per channel, and no strides or dilations. The sums
-    are of the same terms, and of zeros; they are rounded in another order. A value that is not finite reaches its whole row.
+    They must have float32 operands, two spatial axes of static sizes, one output per channel, and no strides or dilations. The
+    sums have the same terms plus zeros, rounded in another order. A value that is not finite affects its whole row.
     """
     changed = False
     for node in list(model.graph):
@@ -46,7 +46,7 @@ def multiply_depthwise_rows(model: ir.Model) -> bool:
 
 
 def has_depthwise_rows(graph: ir.Graph) -> bool:
-    """Whether ``multiply_depthwise_rows`` would replace any node."""
+    """True if ``multiply_depthwise_rows`` would replace a node."""
     return any(_faster_rows_of(node) is not None for node in graph)
 
 
@@ -55,12 +55,12 @@ class _Rows:
     """A convolution of C channels [N, C, H, W] with kernels [C, 1, kh, kw].
 
     Attributes:
-        batch: N, None where it is symbolic.
+        batch: N, None if symbolic.
         channels: C.
         sizes: H and W.
         kernel: kh and kw.
-        begin: the rows and columns of zeros before the image.
-        end: those after it.
+        begin: zero rows and columns before the image.
+        end: zero rows and columns after it.
     """
 
     batch: int | None
@@ -72,7 +72,7 @@ class _Rows:
 
     @property
     def out_sizes(self) -> tuple[int, int]:
-        """The height and width of the output."""
+        """Height and width of the output."""
         height, width = (
             size + begin + end - taps + 1
             for size, begin, end, taps in zip(self.sizes, self.begin, self.end, self.kernel, strict=True)
@@ -81,7 +81,7 @@ class _Rows:
 
     @property
     def gain(self) -> float:
-        """How many times as fast the products are; for a symbolic batch the geometric mean over ``BATCHES``."""
+        """Speedup by products; for a symbolic batch the geometric mean over ``BATCHES``."""
         batches = BATCHES if self.batch is None else (max(self.batch, 1),)
         return exp(fmean(log(self._convolved(batch) / self._multiplied(batch)) for batch in batches))
 
@@ -98,13 +98,12 @@ class _Rows:
 
 
 def _faster_rows_of(node: ir.Node) -> _Rows | None:
-    """What the pass takes of a node, where products are faster."""
     rows = _rows_of(node)
     return rows if rows is not None and rows.gain >= LEAST_GAIN else None
 
 
 def _rows_of(node: ir.Node) -> _Rows | None:
-    """What the pass takes of a node; None where it does not take it. A constant weight gets ONNX Runtime's own kernel."""
+    """Return the convolution of a node, or None if the pass does not support it. Constant weights have an ONNX Runtime kernel."""
     if node.op_type != "Conv" or node.domain != "" or attribute_value(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return None
     x, weight = node.inputs[:2]
@@ -133,7 +132,7 @@ def _product(b: Builder, node: ir.Node, rows: _Rows) -> Tensor:
     read = np.arange(out_height)[:, None] + np.arange(taps)
     windows = b.op("Gather", image, b.constant(read), axis=2)
     windows = b.op("Reshape", windows, b.integers([channels, -1, taps * width]))
-    # Products with zeros and ones round nothing.
+    # Products with zeros and ones are exact.
     by_row = b.op("Reshape", weight, b.integers([channels * taps, rows.kernel[1]]))
     placed = b.op("MatMul", by_row, b.constant(_diagonals(rows).astype(x.dtype.numpy())))
     product = b.op("MatMul", windows, b.op("Reshape", placed, b.integers([channels, taps * width, out_width])))
@@ -143,7 +142,7 @@ def _product(b: Builder, node: ir.Node, rows: _Rows) -> Tensor:
 
 
 def _diagonals(rows: _Rows) -> np.ndarray:
-    """[kw, W Wo]: true at (v, w) of a tap j where output w reads entry v of a row through it, v = w + j - begin."""
+    """Return a mask [kw, W Wo]: true at (v, w) of tap j if output w reads entry v of a row through it, v = w + j - begin."""
     out_width, width = rows.out_sizes[1], rows.sizes[1]
     met = np.arange(rows.kernel[1])[:, None, None] + np.arange(out_width) - rows.begin[1]
     return (met == np.arange(width)[:, None]).reshape(rows.kernel[1], width * out_width)

@@ -1,4 +1,4 @@
-"""What the written-out normalization layers have in common: the pieces of a standard deviation, and how an affine part fits."""
+"""Common parts of patterns for normalization layers: standard deviations and affine parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from burnish.graph.uses import remove_unread
 
 
 def mean(operand: Pattern) -> Pattern:
-    """The mean over trailing axes, which are kept with extent 1; their number is bound to ``axes``."""
+    """Return the mean over trailing axes with keepdims; the number of axes is bound to ``axes``."""
     return Node("ReduceMean", operand, reads=_trailing_axes)
 
 
@@ -32,7 +32,7 @@ def square(operand: Pattern) -> Pattern:
 
 
 def standard_deviation(variance: Pattern) -> Pattern:
-    """The root of ``variance`` and a constant that is bound to ``epsilon``."""
+    """Return the square root of ``variance`` plus a constant bound to ``epsilon``."""
     stabilized = Node("Add", variance, Number(name="epsilon"))
     return Either(Node("Sqrt", stabilized), Node("Pow", stabilized, Number(0.5)))
 
@@ -47,20 +47,20 @@ def inverse_standard_deviation(variance: Pattern) -> Pattern:
 
 
 def widened(x: Pattern) -> Pattern:
-    """``x`` in float32."""
+    """Return ``x`` cast to float32."""
     return Node("Cast", x, attributes={"to": int(ir.DataType.FLOAT)})
 
 
 def rounded(operand: Pattern) -> Pattern:
-    """A Cast; its dtype is bound to ``dtype``."""
+    """Return a Cast whose dtype is bound to ``dtype``."""
     return Node("Cast", operand, reads=lambda node: {"dtype": ir.DataType(node.attributes["to"].as_int())})
 
 
 def keeps_precision(match: Match) -> bool:
-    """Whether the standard's operators, which compute statistics in float32, compute what the pieces do.
+    """True if the standard's operators, with float32 statistics, are as precise as the matched nodes.
 
-    Pieces in float64 are more exact than the operator, and pieces in 16 bits less; 16 bits that are widened to float32 for the
-    statistics and rounded before the affine part are what the operator means.
+    Not true for float64, nor for statistics in 16 bits. In 16 bits, x must be widened to float32 for the statistics and rounded
+    before the affine part, as the operator does.
     """
     x: ir.Value = match["x"]
     return x.dtype == ir.DataType.FLOAT if match.get("dtype") is None else x.dtype in SIXTEEN_BIT and x.dtype == match["dtype"]
@@ -72,7 +72,7 @@ def is_valid_epsilon(match: Match) -> bool:
 
 
 def fits_normalized_shape(operand: ir.Value | None, match: Match) -> bool:
-    """Whether a scale or bias, if any, broadcasts to the normalized axes of ``x`` and makes nothing larger."""
+    """True if a scale or bias is absent or broadcasts to the normalized axes of ``x`` without extending them."""
     if operand is None:
         return True
     x: ir.Value = match["x"]
@@ -89,7 +89,7 @@ def fits_normalized_shape(operand: ir.Value | None, match: Match) -> bool:
 
 
 def affine_operand(builder: Builder, match: Match, operand: ir.Value | None) -> Tensor:
-    """A scale or bias in exactly the normalized shape, the only one that every runtime takes; ones where there is none."""
+    """Return a scale or bias in exactly the normalized shape, which every runtime accepts; ones if it is absent."""
     x = builder.tensor(match["x"])
     assert x.shape is not None
     dims = x.shape.dims[len(x.shape) - match["axes"] :]
@@ -104,14 +104,14 @@ def affine_operand(builder: Builder, match: Match, operand: ir.Value | None) -> 
     extents = _without_leading_ones(operand.shape, match["axes"])
     tensor = builder.tensor(operand)
     if len(extents) < len(operand.shape):
-        # 0 keeps a dimension only at its own place, so that leading ones are taken off by Squeeze.
+        # A 0 in Reshape copies the dimension at the same index only, so leading ones need a Squeeze.
         tensor = builder.op("Squeeze", tensor, builder.integers(range(len(operand.shape) - len(extents))), shape=extents)
     same = len(extents) == len(dims) and all(map(same_dimension, extents, dims))
     return tensor if same else builder.op("Expand", tensor, target, shape=ir.Shape(dims))
 
 
 def replace_pieces(graph: ir.Graph, output: ir.Value, layer: Tensor) -> None:
-    """Let the output of a new node stand for that of the pieces, under its name, and remove the pieces."""
+    """Replace the matched nodes by a new one whose output takes their output's name."""
     last = output.producer()
     assert last is not None
     operands = [value for value in last.inputs if value is not None]
@@ -143,7 +143,7 @@ def _trailing_axes(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _without_leading_ones(shape: ir.Shape, rank: int) -> list[int | ir.SymbolicDim]:
-    """The dimensions without the ones in front that go beyond ``rank``."""
+    """Return the dimensions without leading ones beyond ``rank``."""
     dims = list(shape.dims)
     while len(dims) > rank and dims[0] == 1:
         dims.pop(0)

@@ -1,4 +1,4 @@
-"""The precision of a program: in which dtype it computes, which layers stay in float32, and how the loss is scaled."""
+"""Precision of a program: its dtype, the layers kept in float32, and the loss scale."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class MixedPrecision(PlainSettings):
 
     Attributes:
         dtype: ``float16`` or ``bfloat16``.
-        loss_scale: what the loss is multiplied by before it is differentiated, at the first step; None leaves it as it is. By
-            default 65536 for float16, whose smallest numbers gradients fall below, and None for bfloat16, which has the range
-            of float32.
-        growth_interval: the scale doubles after this many steps in a row without an overflow; None: it never changes.
-        growth_factor, backoff_factor: what the scale is multiplied by then, and at an overflow.
-        keep: shell-style patterns of layers that stay in float32: a node's name, that of a weight it reads, or a weight's name
-            without its last part, such as ``classifier``.
+        loss_scale: initial factor of the loss before differentiation; None for no scaling. By default 65536 for float16, in which
+            small gradients would underflow, and None for bfloat16, which has the range of float32.
+        growth_interval: number of consecutive steps without an overflow after which the scale doubles; None keeps it constant.
+        growth_factor, backoff_factor: factors of the scale then, and at an overflow.
+        keep: shell-style patterns of layers that stay in float32: the name of a node or of its weight, or a weight's name without
+            its last part, such as ``classifier``.
 
     Raises:
         ConfigurationError: a setting outside its range.
@@ -64,7 +63,7 @@ class MixedPrecision(PlainSettings):
         self._check_scaling()
 
     def _check_scaling(self) -> None:
-        """Refuse settings of a loss scale that changes, if there is none."""
+        """Raise ConfigurationError for settings that have no effect without a changing loss scale."""
         scale = "no loss_scale" if self.initial_scale is None else "growth_interval=None"
         for name in ("growth_factor", "backoff_factor") if self.initial_scale is None or self.growth_interval is None else ():
             if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
@@ -72,23 +71,23 @@ class MixedPrecision(PlainSettings):
 
     @property
     def initial_scale(self) -> float | None:
-        """The loss scale of the first step; None where the loss is not scaled."""
+        """Loss scale of the first step; None without scaling."""
         if self.loss_scale != "auto":
             return self.loss_scale
         return INITIAL_SCALE if self.dtype == "float16" else None
 
     def narrow(self, model: ir.Model, weights: Collection[ir.Value]) -> None:
-        """Place the casts in a graph that is not bound to a mode yet; see ``burnish.rewriting.mixed_precision``."""
+        """Insert the casts into a graph not yet bound to a mode; see ``burnish.rewriting.mixed_precision``."""
         mix_precision(model, MIXED[self.dtype], weights, self.keep)
 
     def scaled(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Return the optimizer with the loss scale around it, where there is one."""
+        """Return the optimizer wrapped in the loss scaling, if any."""
         if self.initial_scale is None:
             return optimizer
         return LossScaled(optimizer, self.initial_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
 
     def options(self) -> dict[str, Any]:
-        """Return the settings as JSON-compatible values; ``get`` builds the precision from them again."""
+        """Return the settings as JSON-compatible values for ``get``."""
         return {**asdict(self), "keep": list(self.keep)}
 
 
@@ -96,10 +95,10 @@ Precision = str | Mapping[str, Any] | MixedPrecision
 
 
 def get(precision: Precision) -> MixedPrecision | None:
-    """Return mixed precision by its dtype's name or by its options, or the object itself; None for ``float32``.
+    """Return mixed precision from a dtype's name, options or an object; None for ``float32``.
 
     Raises:
-        ConfigurationError: an unknown name, or settings that do not fit.
+        ConfigurationError: an unknown name or invalid settings.
     """
     known = ", ".join(map(repr, (FULL, *MIXED)))
     if isinstance(precision, MixedPrecision):

@@ -1,8 +1,8 @@
-"""Scalars take the rank of a tensor whose last extents are 1, such as the weight of a 1×1 convolution.
+"""Raise the rank of scalars that broadcast to tensors with trailing extents of 1, such as 1×1 convolution weights.
 
-ONNX Runtime (1.32) broadcasts in spans of the axes that both operands have, from the last on. A scalar beside [160, 960, 1, 1]
-has none of them but a 1, so that each span is one element: 1.9 ms in place of 0.03. A scalar of shape [1, 1, 1, 1] is broadcast
-over one span of all elements.
+ONNX Runtime (1.32) broadcasts in spans of the trailing axes that both operands share. With [160, 960, 1, 1] a scalar shares only
+a 1, so each span is one element: 1.9 ms instead of 0.03. A scalar of shape [1, 1, 1, 1] is broadcast over one span of all
+elements.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from burnish.operators.registry import Elementwise, elementwise
 
 
 def raise_scalar_ranks(model: ir.Model) -> bool:
-    """Give a scalar that is broadcast over such a tensor the tensor's rank, in place; in the main graph alone.
+    """Give such scalars the rank of the tensor, in place, in the main graph only.
 
-    A constant becomes another constant; what is computed is reshaped, once for each rank. Results, their dtypes and their
-    shapes stay as they are.
+    Constants are replaced; computed scalars are reshaped once per rank. Results, dtypes and shapes stay the same.
     """
     raised: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in list(model.graph):
@@ -33,12 +32,12 @@ def raise_scalar_ranks(model: ir.Model) -> bool:
 
 
 def has_low_scalars(model: ir.Model) -> bool:
-    """Whether ``raise_scalar_ranks`` would change a model."""
+    """True if ``raise_scalar_ranks`` would change a model."""
     return any(True for node in model.graph for _ in _low_scalars(node))
 
 
 def _low_scalars(node: ir.Node) -> Iterator[tuple[int, ir.Value, int]]:
-    """The operands of a node that are scalars of a rank too low: which operand, its value, and the rank that it is to have."""
+    """Yield the index, the value and the required rank of operands that are scalars of too low a rank."""
     if elementwise(node) is not Elementwise.BROADCAST:
         return
     rank, ones = _widest(node)
@@ -48,7 +47,7 @@ def _low_scalars(node: ir.Node) -> Iterator[tuple[int, ir.Value, int]]:
 
 
 def _widest(node: ir.Node) -> tuple[int, int]:
-    """The highest rank of the operands, and how many extents at the end of an operand of that rank are 1; zeros if unknown."""
+    """Return the highest rank of the operands and the number of trailing ones in an operand of that rank; zeros if unknown."""
     shapes = [value.shape for value in node.inputs if value is not None]
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) < len(shapes):

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in pieces, as every exporter writes it, to the one operator that has a gradient of its own."""
+"""Recognition of scaled dot-product attention written as separate operators."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from burnish.operators.attention import ATTENTION
 from burnish.rewriting.normalization_patterns import replace_pieces, rounded, widened
 
 RANK = 4
-"""The axes of heads: samples, heads, positions, and what each position holds."""
+"""Rank of heads: samples, heads, positions, features."""
 
 WIDE = {
     ir.DataType.FLOAT: ir.DataType.FLOAT,
     ir.DataType.DOUBLE: ir.DataType.DOUBLE,
     **dict.fromkeys(SIXTEEN_BIT, ir.DataType.FLOAT),
 }
-"""The dtype of probabilities, by that of the heads."""
+"""Dtype of the heads -> dtype of the probabilities."""
 
 _log = logging.getLogger("burnish")
 
@@ -30,12 +30,12 @@ _log = logging.getLogger("burnish")
 def recognize_attention(model: ir.Model) -> bool:
     """Replace, in place, ``softmax(query key * factor + mask) value`` over heads by ``burnish.ScaledDotProductAttention``.
 
-    The scores may be multiplied or divided by a number, a mask may be added to them, and zeros may take the place of
-    probabilities that are NaN. In mixed precision casts stand around the softmax, which is of float32. Attention whose
-    probabilities something else reads or changes, such as dropout, stays as it is; at the log level DEBUG, ``burnish`` says why.
+    The scores may be multiplied or divided by a number and have a mask added, and NaN probabilities may be replaced by zeros. In
+    mixed precision the softmax is float32, between casts. Attention with other readers of the probabilities or changes to them,
+    such as dropout, stays; the log ``burnish`` gives the reason at level DEBUG.
 
     Args:
-        model: one that is bound to a mode.
+        model: a model bound to a mode.
     """
     changed = False
     for node in reversed(list(model.graph)):
@@ -62,20 +62,20 @@ def recognize_attention(model: ir.Model) -> bool:
 
 
 def _say_why_not(product: ir.Node) -> None:
-    """Log why a product of probabilities is not attention, for whoever looks for it."""
+    """Log the reason why a product of probabilities is not attention."""
     if _log.isEnabledFor(logging.DEBUG) and _reads_probabilities(product):
         _log.debug("%s is not attention: %s", describe_node(product), why_not(_ATTENTION, product.outputs[0], _is_of_heads))
 
 
 def _reads_probabilities(product: ir.Node) -> bool:
-    """Whether there is a Softmax a step or two before the left operand."""
+    """True if a Softmax is one or two nodes before the left operand."""
     maker = producer_of(product.inputs[0])
     operands = () if maker is None else (maker.outputs[0], *maker.inputs)
     return any(producer_of(value, "Softmax") is not None for value in operands)
 
 
 def _is_of_heads(match: Match) -> bool:
-    """Whether operands and scores have the shapes and dtypes of attention, and the numbers are those that an attribute holds."""
+    """True if operands and scores have the shapes and dtypes of attention, and the numbers are exact in float32."""
     query, key, value, mask = (match.get(name) for name in ("query", "key", "value", "mask"))
     wide = WIDE.get(query.dtype)
     probabilities = next(node for node in match.nodes if node.op_type == "Softmax").outputs[0]
@@ -88,7 +88,7 @@ def _is_of_heads(match: Match) -> bool:
 
 
 def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
-    """Whether these are [N, H, M, D], [N, H, D, L] and [N, H, L, E] of one dtype, with extents that are known to be the same."""
+    """True for [N, H, M, D], [N, H, D, L] and [N, H, L, E] of one dtype, with extents known to be equal."""
     shapes = [operand.shape for operand in (query, key, value)]
     if not all(operand.dtype == query.dtype for operand in (key, value)):
         return False
@@ -100,7 +100,7 @@ def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
 
 
 def _broadcasts(mask: ir.Value, scores: ir.Value) -> bool:
-    """Whether a mask is as large as the scores, or broadcasts to them."""
+    """True if a mask broadcasts to the scores."""
     if mask.shape is None or scores.shape is None or len(mask.shape) > len(scores.shape):
         return False
     pairs = zip(mask.shape.dims, scores.shape.dims[len(scores.shape) - len(mask.shape) :], strict=True)

@@ -1,4 +1,4 @@
-"""The Gaussian error linear unit in pieces (Hendrycks and Gimpel 2016), exact and in its tanh approximation."""
+"""Recognition of the Gaussian error linear unit (Hendrycks and Gimpel 2016), exact and in its tanh approximation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from burnish.graph.versions import raise_opset
 from burnish.rewriting.normalization_patterns import replace_pieces
 
 OPSET = 20
-"""The opset that brought Gelu."""
+"""First opset with Gelu."""
 
 DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-"""The standard's function keeps its constants in float32, which float64 would notice."""
+"""The standard's function has float32 constants, too imprecise for float64."""
 
 
 def recognize_gelu(model: ir.Model) -> bool:
     """Replace, in place, ``x / 2 * (1 + erf(x / sqrt(2)))``, and its approximation by tanh, by Gelu.
 
-    Factors may stand in any order, and constants may be off by the rounding of their dtype. The model's opset is raised to 20
-    where every other node keeps its meaning there; else nothing is replaced. Pieces that something else reads stay as they are.
+    Factors may be in any order, and constants rounded to their dtype. The opset is raised to 20 if every other node keeps its
+    meaning; otherwise nothing is replaced. Intermediate values must have no other readers.
     """
     changed = False
     for node in reversed(list(model.graph)):
@@ -44,13 +44,13 @@ def recognize_gelu(model: ir.Model) -> bool:
 
 
 def _keeps_shape(output: ir.Value, match: Match) -> bool:
-    """Whether no constant of several axes gave the output more of them than x has."""
+    """True if no constant gave the output more axes than x has."""
     x: ir.Value = match["x"]
     return x.dtype in DTYPES and x.shape is not None and output.shape is not None and len(x.shape) == len(output.shape)
 
 
 def _halved_product(x: Pattern, gate: Pattern) -> Pattern:
-    """``x * gate / 2``."""
+    """Return the pattern of ``x * gate / 2``."""
     return Either(
         Product(x, gate, Number(0.5)),
         Node("Div", Node("Mul", x, gate), Number(2.0)),
@@ -66,7 +66,7 @@ def _exact() -> Pattern:
 
 
 def _approximation() -> Pattern:
-    """``u = sqrt(2 / pi) * (x + 0.044715 * x^3)``, also with x taken out of the sum."""
+    """Return the pattern for ``u = sqrt(2 / pi) * (x + 0.044715 * x^3)``, also with x factored out."""
     x, cubic, outer = Variable("x"), Number(0.044715), Number(math.sqrt(2.0 / math.pi))
     cube = Either(Node("Mul", cubic, Node("Pow", x, Number(3.0))), Product(cubic, x, x, x))
     square = Either(Node("Mul", cubic, Node("Pow", x, Number(2.0))), Product(cubic, x, x))

@@ -1,4 +1,4 @@
-"""Group normalization in pieces (Wu and He 2018): a Reshape to groups, a normalization of each, and a Reshape back."""
+"""Recognition of group normalization (Wu and He 2018) written as Reshape, normalization and Reshape."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from burnish.graph.versions import raise_opset
 from burnish.rewriting.normalization_patterns import is_valid_epsilon, replace_pieces
 
 OPSET = 21
-"""The opset that gave GroupNormalization a scale and bias per channel."""
+"""First opset with a scale and bias per channel in GroupNormalization."""
 
 EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""
 
 
 def recognize_group_normalization(model: ir.Model) -> bool:
-    """Replace, in place, group normalization that is written out by GroupNormalization of opset 21.
+    """Replace, in place, written-out group normalization by GroupNormalization of opset 21.
 
-    Recognized around InstanceNormalization without an affine part of its own, and around LayerNormalization, in whose form
-    ``recognize_layer_normalization`` brings ReduceMean and its kin. The model's opset is raised to 21 where every other node
-    keeps its meaning there; else nothing is replaced. Scale and bias keep their names.
+    Matches InstanceNormalization without an affine part of its own, and LayerNormalization, which
+    ``recognize_layer_normalization`` makes of ReduceMean and similar forms. The opset is raised to 21 if every other node keeps
+    its meaning; otherwise nothing is replaced. Scale and bias keep their names.
 
-    For training graphs, where the operator gets a form of its own: ONNX Runtime has no kernel for it on the CPU, and the
-    function it expands instead, with E[x²] - E[x]², has fewer digits than the pieces.
+    Only for training graphs, in which the operator gets a training form: ONNX Runtime has no CPU kernel for it and expands a
+    function with E[x²] - E[x]², which is less precise than the original nodes.
     """
     changed = False
     for node in reversed(list(model.graph)):
@@ -51,9 +51,9 @@ def recognize_group_normalization(model: ir.Model) -> bool:
 
 
 def hold_group_normalization_constants(model: ir.Model) -> bool:
-    """Make, in place, the ones and zeros inside group normalization in pieces constants of the graph.
+    """Turn, in place, the ones and zeros inside written-out group normalization into constants.
 
-    They are operands of InstanceNormalization, where initializers are weights, and exporters only fill them in.
+    As initializers of InstanceNormalization they would be weights, but exporters only add them as placeholders.
     """
     changed = False
     for node in model.graph:
@@ -91,7 +91,7 @@ def _is_layer(match: Match) -> bool:
 
 
 def _is_per_channel(operand: ir.Value | None, x: ir.Value, channels: int) -> bool:
-    """Whether a scale or bias, if any, has one number for each channel, or one for all."""
+    """True if a scale or bias is absent or has one number per channel or in total."""
     if operand is None:
         return True
     if operand.dtype != x.dtype or operand.shape is None or x.shape is None or len(operand.shape) > len(x.shape):
@@ -112,7 +112,7 @@ def _per_channel(builder: Builder, x: Tensor, operand: ir.Value | None, default:
 
 
 def _vector(operand: ir.Value, channels: int) -> ir.Value:
-    """The vector of all channels that an exporter gave trailing axes, or the operand itself."""
+    """Return the vector of all channels before an exporter's added axes, or the operand itself."""
     producer = operand.producer()
     source = producer.inputs[0] if producer is not None and producer.domain == "" and producer.inputs else None
     if producer is None or producer.op_type not in ("Unsqueeze", "Reshape") or source is None:
@@ -121,7 +121,7 @@ def _vector(operand: ir.Value, channels: int) -> ir.Value:
 
 
 def _has_shape_of(restored: ir.Value, x: ir.Value) -> bool:
-    """Whether a reshaped value has the shape of ``x``, whose elements it has: all dimensions but one decide."""
+    """True if a reshaped value has the shape of ``x``; as it has the same elements, all dimensions but one suffice."""
     producer = restored.producer()
     target = None if producer is None else producer.inputs[1]
     shape = None if target is None else target.producer()
@@ -148,7 +148,7 @@ def _layer(restored: Pattern) -> Pattern:
 
 
 def _groups(node: ir.Node) -> Mapping[str, Any] | None:
-    """The number of groups, where a Reshape of x [N, C, ...] keeps the batch and splits the rest into groups first."""
+    """Return the number of groups if a Reshape of x [N, C, ...] keeps the batch and splits the rest by groups first."""
     x, target = node.inputs[0], constant_array(node.inputs[1])
     if x is None or x.shape is None or len(x.shape) < 2 or target is None or target.size < 3:
         return None
@@ -170,7 +170,7 @@ def _layer_normalization(node: ir.Node) -> Mapping[str, Any] | None:
     axis = attribute_value(node, "axis", -1)
     operands = [value for value in node.inputs[1:] if value is not None]
     if any(value.is_initializer() for value in operands):
-        return None  # Weights that happen to be ones and zeros.
+        return None  # weights that happen to be ones and zeros
     has_no_affine_part = all(_is_filled(value, number) for value, number in zip(operands, (1.0, 0.0), strict=False))
     return {"epsilon": _epsilon(node)} if has_no_affine_part and axis % len(x.shape) == 2 else None
 

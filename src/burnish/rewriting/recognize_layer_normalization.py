@@ -1,4 +1,4 @@
-"""Layer normalization in pieces (Ba, Kiros and Hinton 2016), as PyTorch, TensorFlow and Keras export it below opset 17."""
+"""Recognition of layer normalization (Ba, Kiros and Hinton 2016) as exported by PyTorch, TensorFlow and Keras below opset 17."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SCALE, BIAS = Variable("scale"), Variable("bias")
 
 
 def recognize_layer_normalization(model: ir.Model) -> bool:
-    """Replace, in place, layer normalization that is written out by LayerNormalization of opset 17.
+    """Replace, in place, written-out layer normalization by LayerNormalization of opset 17.
 
-    Recognized over trailing axes, with or without scale and bias, as ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` and
-    as ``x * a + (bias - mean * a)``, a = scale / sqrt(variance + epsilon), in any order of factors. Statistics are float32; for
-    16 bits, x is widened and the normalized value rounded, as the standard's operator does. Pieces that something else reads,
-    and what does not broadcast to the normalized axes, stay as they are. Scale and bias keep their names.
+    Matches normalization over trailing axes, with or without scale and bias, as ``(x - mean) / sqrt(variance + epsilon) * scale +
+    bias`` and as ``x * a + (bias - mean * a)`` with a = scale / sqrt(variance + epsilon), with factors in any order. Statistics
+    are float32; for 16 bits, x is widened and the normalized value rounded, as in the standard's operator. Intermediate values
+    must have no other readers, and operands must broadcast to the normalized axes. Scale and bias keep their names.
     """
-    # From the end, so that a layer is found with its affine part before it is found without.
+    # Backwards, to find a layer with its affine part first.
     changed = False
     for node in reversed(list(model.graph)):
         if node.graph is not None and node.domain == "" and node.op_type in ("Add", "Cast", "Div", "Mul", "Sub"):
@@ -74,7 +74,7 @@ def _layer(x: Pattern) -> Pattern:
 
 
 def _uncentered(x: Pattern, inverse: Pattern) -> Pattern:
-    """TensorFlow's batch_normalization, which Keras and BERT of 2018 write layer normalization with."""
+    """Return the pattern of TensorFlow's batch_normalization, used for layer normalization by Keras and BERT of 2018."""
     gain = Either(Node("Mul", inverse, SCALE), inverse)
     scaled, shift = Node("Mul", x, gain), Node("Mul", mean(x), gain)
     negated = Either(Node("Neg", shift), Node("Mul", Node("Neg", mean(x)), gain))

@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Sigmoid in pieces, as tf2onnx, JAX and hand-made graphs write them."""
+"""Recognition of Softmax, LogSoftmax and Sigmoid as written out by tf2onnx, JAX and hand-made graphs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product
 from burnish.rewriting.normalization_patterns import replace_pieces
 
 SHAPED = ("Reshape", "Expand", "Unsqueeze")
-"""Operators that give a sum over one axis the shape of what it was taken of."""
+"""Operators that restore the shape of a reduced operand."""
 
 
 def recognize_probabilities(model: ir.Model) -> bool:
-    """Replace, in place, probabilities that are written out by the operators that they are.
+    """Replace, in place, written-out probabilities by their operators.
 
-    ``exp(x) / sum(exp(x))`` over one axis becomes Softmax, ``x - log(sum(exp(x)))`` LogSoftmax, also where the largest x has been
-    subtracted before, and the exponential of a LogSoftmax becomes Softmax. ``1 / (1 + exp(-x))`` and ``(1 + tanh(x / 2)) / 2``
-    become Sigmoid, and ``1 / (1 + exp(x))`` that of ``-x``. What is divided by may be reshaped and expanded in between, as long
-    as each element is divided by the sum of its own line. Pieces that something else reads stay.
+    ``exp(x) / sum(exp(x))`` over one axis becomes Softmax and ``x - log(sum(exp(x)))`` LogSoftmax, also after subtraction of the
+    largest x; the exponential of a LogSoftmax becomes Softmax. ``1 / (1 + exp(-x))`` and ``(1 + tanh(x / 2)) / 2`` become
+    Sigmoid, and ``1 / (1 + exp(x))`` the Sigmoid of ``-x``. The divisor may be reshaped and expanded as long as each element is
+    divided by the sum of its own line. Intermediate values must have no other readers.
     """
     changed = False
     for node in reversed(list(model.graph)):
@@ -48,7 +48,7 @@ def recognize_probabilities(model: ir.Model) -> bool:
 
 
 def _is_normalized(output: ir.Value, match: Match) -> bool:
-    """Whether the elements of each line are set against the sum of that line, and the output has the shape of x."""
+    """True if each line is normalized by its own sum, and the output has the rank of x."""
     x: ir.Value = match["x"]
     last = output.producer()
     assert last is not None
@@ -61,12 +61,12 @@ def _is_normalized(output: ir.Value, match: Match) -> bool:
 
 
 def _keeps_rank(output: ir.Value, match: Match) -> bool:
-    """Whether no constant gave the output more axes than x has."""
+    """True if no constant gave the output more axes than x has."""
     return _has_rank_of(_operand(match), output)
 
 
 def _operand(match: Match) -> ir.Value:
-    """What the probabilities are computed from, or, as ``negated``, its negative."""
+    """Return the argument of the probabilities, or its negative (``negated``)."""
     value: ir.Value = match.found["negated" if "negated" in match.found else "x"]
     return value
 
@@ -76,9 +76,9 @@ def _has_rank_of(x: ir.Value, output: ir.Value) -> bool:
 
 
 def _spreads(value: ir.Value, x: ir.Value, axis: int) -> bool:
-    """Whether one number for each line of x along ``axis`` lies along the other axes as the lines do.
+    """True if values per line of x along ``axis`` are aligned with the lines on the other axes.
 
-    What is reshaped or expanded may lose the name of one dimension: elements keep their order, and their number tells it.
+    A reshape or expand may lose the name of one dimension: the number and order of elements determine it.
     """
     if value.shape is None or x.shape is None or len(value.shape) != len(x.shape):
         return False
@@ -93,7 +93,7 @@ def _spreads(value: ir.Value, x: ir.Value, axis: int) -> bool:
 
 
 def _before_shift(x: ir.Value, axis: int) -> ir.Value:
-    """What x was before the largest element of each line was subtracted, which changes neither Softmax nor its gradient."""
+    """Return x before its largest element per line was subtracted, which changes neither Softmax nor its gradient."""
     for match in _SHIFTED.match(x):
         source: ir.Value = match["source"]
         if match["axis"] == axis and _spreads(match["largest"], source, axis) and _has_rank_of(source, x):
@@ -102,7 +102,7 @@ def _before_shift(x: ir.Value, axis: int) -> ir.Value:
 
 
 def _one_axis(node: ir.Node) -> Mapping[str, Any] | None:
-    """The one axis that a node reduces over, counted from the front, as ``axis``."""
+    """Return the single reduced axis of a node, not negative, as ``axis``."""
     value = node.inputs[0]
     if value is None or value.shape is None:
         return None
@@ -118,7 +118,7 @@ def _own_axis(node: ir.Node) -> Mapping[str, Any]:
 
 
 def _shaped(operand: Pattern, depth: int = 3) -> Pattern:
-    """An operand, also reshaped, expanded or given axes up to ``depth`` times."""
+    """Return the pattern of an operand that may be reshaped, expanded or unsqueezed up to ``depth`` times."""
     if depth == 0:
         return operand
     inner = _shaped(operand, depth - 1)

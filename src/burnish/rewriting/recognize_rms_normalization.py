@@ -1,4 +1,4 @@
-"""Root-mean-square normalization in pieces (Zhang and Sennrich 2019), as T5, Llama and their kin are exported."""
+"""Recognition of root-mean-square normalization (Zhang and Sennrich 2019), as exported for T5, Llama and similar models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from burnish.rewriting.normalization_patterns import (
 )
 
 OPSET = 23
-"""The opset that brought RMSNormalization."""
+"""First opset with RMSNormalization."""
 
 SCALE = Variable("scale")
 
@@ -30,9 +30,9 @@ SCALE = Variable("scale")
 def recognize_rms_normalization(model: ir.Model) -> bool:
     """Replace, in place, ``x / sqrt(mean(x * x) + epsilon) * scale`` over trailing axes by RMSNormalization.
 
-    The model's opset is raised to 23 where every other node keeps its meaning there; else nothing is replaced. Statistics are
-    float32; for 16 bits, x is widened and the normalized value rounded, as the standard's operator does. Pieces that
-    something else reads stay as they are. The scale keeps its name.
+    The opset is raised to 23 if every other node keeps its meaning; otherwise nothing is replaced. Statistics are float32; for 16
+    bits, x is widened and the normalized value rounded, as in the standard's operator. Intermediate values must have no other
+    readers. The scale keeps its name.
     """
     changed = False
     for node in reversed(list(model.graph)):

@@ -1,15 +1,15 @@
-"""Recomputation: the backward pass gets forward activations computed again from checkpoints, in place of keeping them.
+"""Recomputation: the backward pass recomputes forward activations from checkpoints instead of keeping them.
 
-What runs again are the same nodes on the same operands, so that gradients keep their bits. Never run again: random draws (their
-mask is kept), updates of statistics, collectives, reductions to something small, and what depends on weights alone. Batch
-normalization by the standard's operator does run again as it is: to apply the statistics that it gave the first time would save
-its sums, but ONNX Runtime's kernel rounds the inverse deviation of its inference mode otherwise than that of its training mode.
+The same nodes run again on the same operands, so gradients stay identical. Never repeated: random draws (their mask is kept),
+updates of statistics, collectives, reductions to something small, and values that depend only on weights. The standard's batch
+normalization is repeated in full: applying its earlier statistics would save the sums, but ONNX Runtime's kernel rounds the
+inverse deviation differently in inference and training mode.
 
-A runtime is free to run a copy of a node as soon as its operands are there, and to merge it with the node that it is a copy of.
-Both are prevented by the data: a copy reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, and the
-zero is computed from the gradient that arrives from the layer after it, and from the gradients of weights that were finished
-since the copies before. It is not known before those gradients are, whatever the order of execution, constant folding or static
-shapes: one segment is done with, and its memory free, when the next is computed again. The Reshape moves no data.
+A runtime may run a copy as soon as its operands exist, or merge it with the original node. Data dependencies prevent both: a copy
+reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, computed from the incoming gradient of the next
+layer and from weight gradients finished since the previous copies. So whatever the execution order, constant folding or static
+shapes, the zero is unknown until those gradients are, and a segment's memory is free before the next is recomputed. The Reshape
+moves no data.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def recompute_activations(
     in_place: Collection[str] = (),
     strict: bool = True,
 ) -> None:
-    """Rewrite, in place, a lowered training graph so that it computes activations again instead of keeping them.
+    """Rewrite, in place, a lowered training graph to recompute activations instead of keeping them.
 
     Args:
-        model: a graph with its backward pass, lowered; semantic operators that are left run again as well, exchanges do not.
-        request: what to compute again.
+        model: a lowered graph with its backward pass. Remaining semantic operators are repeated too, except exchanges.
+        request: the option that selects the recomputed nodes.
         loss: the output that ends the forward pass.
-        data: the inputs that activations depend on.
-        keys: the inputs that random draws come from.
-        planned: the graph whose peak counts, where ``model`` is the beginning of a larger one: the whole training step.
-        in_place: outputs of that graph that are written over its inputs, and take no memory of their own.
-        strict: let it be an error where a pattern matches nothing that may be computed again, or the budget is out of reach; else
-            the pattern does nothing, and the plan is that of the least peak, of which the log says by how much it misses.
+        data: inputs that activations depend on.
+        keys: inputs of random draws.
+        planned: the graph whose peak counts if ``model`` is its first part: the whole training step.
+        in_place: outputs of that graph that overwrite its inputs and need no memory.
+        strict: True to raise an error if a pattern matches no repeatable node or the budget is out of reach. Otherwise the
+            pattern is ignored, and the plan with the least peak is used, with a log message about the excess.
 
     Raises:
-        ConfigurationError: as ``strict`` says.
+        ConfigurationError: see ``strict``.
     """
 
     def forward_of(whole: ir.Model, sizes: dict[ir.Value, int | None]) -> Forward:
@@ -83,19 +83,19 @@ def recompute_activations(
 
 
 def _by_name(chosen: Collection[int], whole: Forward, forward: Forward) -> set[int]:
-    """What is chosen in a larger graph, by the numbers of the smaller one; values have the same names in both."""
+    """Convert a choice in a larger graph to the numbers of the smaller one; values have the same names in both."""
     names = {whole.values[number].name for number in chosen}
     return {number for number in forward.droppable if forward.values[number].name in names}
 
 
 def _sizes_by_name(graph: ir.Graph, sizes: Mapping[ir.Value, int | None]) -> dict[ir.Value, int | None]:
-    """The sizes of a graph's values, from those of a larger one."""
+    """Return the sizes of a graph's values from those of a larger one."""
     known = {value.name: size for value, size in sizes.items()}
     return {value: known.get(value.name) for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
 
 
 def _sizes(model: ir.Model, request: Recompute) -> dict[ir.Value, int | None]:
-    """The sizes to choose by: with no batch given and no budget, what every further sample adds, where the batch is symbolic."""
+    """Return the sizes to plan with: without batch and budget, the growth per sample if the batch is symbolic."""
     if request.batch is not None or request.budget is not None:
         return value_bytes(model, request.batch or 1)
     one, two = value_bytes(model, 1), value_bytes(model, 2)
@@ -139,7 +139,7 @@ def _matched(forward: Forward, patterns: tuple[str, ...], strict: bool) -> set[i
 
 
 def run_in_order(model: ir.Model) -> bool:
-    """Let copies read their checkpoints as they are, in place, for an engine that runs nodes in their order and merges none."""
+    """Let copies read their checkpoints directly, in place, for engines that run nodes in order and merge none."""
     waiting = [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]
     for node in waiting:
         node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
@@ -150,10 +150,10 @@ def run_in_order(model: ir.Model) -> bool:
 
 
 def wait_by_selection(model: ir.Model) -> bool:
-    """Let copies wait by values and not by shapes, in place, for a compiler that has to know shapes before it runs anything.
+    """Make copies wait through values instead of shapes, in place, for compilers that need all shapes in advance.
 
-    A checkpoint is selected from itself and itself by whether the zero is one, which keeps its bits, and costs a copy of it where
-    the compiler does not make that a part of what reads it.
+    A Where on the zero selects the checkpoint in both cases, which keeps its bits. It costs a copy unless the compiler fuses it
+    with a reader.
     """
     conditions: dict[ir.Value, ir.Value] = {}
     for node in [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]:
@@ -172,14 +172,14 @@ def wait_by_selection(model: ir.Model) -> bool:
 
 
 def _waits(reshape: ir.Node) -> bool:
-    """Whether a Reshape is there to let a copy wait: its shape is of nodes that serve that alone."""
+    """True if a Reshape only makes a copy wait: its shape comes from nodes for that purpose."""
     shape = reshape.inputs[1]
     producer = None if shape is None else shape.producer()
     return producer is not None and RECOMPUTES.get(producer) == ()
 
 
 class _Rewriting:
-    """Puts a schedule into the graph that it was made for."""
+    """Inserts a schedule into its graph."""
 
     def __init__(self, forward: Forward):
         self.forward = forward
@@ -213,7 +213,7 @@ class _Rewriting:
                     task.node.replace_input_with(position, self.again[number])
 
     def _repeat(self, group: list[Task], before: ir.Node, passed: list[int]) -> None:
-        """Emit copies of forward nodes in front of a backward node."""
+        """Emit copies of forward nodes before a backward node."""
         builder = Builder(before.graph, before=before)  # type: ignore[arg-type]
         behind = _Behind(builder, [self.forward.values[number] for number in self._gradients_before(group, passed)])
         self.waited_for = len(passed)
@@ -236,11 +236,11 @@ class _Rewriting:
             RECOMPUTES.set(copy, [self.forward.values[number - self.count].name or "" for number in task.outputs])
 
     def _is_checkpoint(self, number: int) -> bool:
-        """Whether a value is there before the backward and changes from batch to batch."""
+        """True if a value exists before the backward pass and changes per batch."""
         return self.depth[number] >= 0
 
     def _gradients_before(self, group: list[Task], passed: list[int]) -> list[int]:
-        """What copies wait for: the last gradient from values after them, and gradients of weights finished since then."""
+        """Return the gradients that copies wait for: the last one from values after them, and weight gradients finished since."""
         copied = max(self.forward.producer[number - self.count] for task in group for number in task.outputs)
         known = [number for number in reversed(passed) if self._is_gradient(number)]
         whole = [number for number in known if self.depth[number] >= self.last > copied]
@@ -254,12 +254,12 @@ class _Rewriting:
         value = self.forward.values[number]
         if value.dtype not in FLOATING or value.shape is None or len(value.shape) < rank:
             return False
-        producer = value.producer()  # an exchange may still be under way
+        producer = value.producer()  # an exchange may still be in progress
         return producer is None or not NEVER_REPEATED.is_on(producer)
 
 
 class _Behind:
-    """Gives values again as values that are not there before all of ``gradients`` are: float tensors of rank 1 or more."""
+    """Makes values that are not available before all of ``gradients``: float tensors of rank 1 or more."""
 
     def __init__(self, builder: Builder, gradients: Sequence[ir.Value]):
         self.builder = builder
@@ -282,7 +282,7 @@ class _Behind:
 
     @property
     def zero(self) -> Tensor:
-        """An int64 zero that a runtime does not know to be one."""
+        """An int64 zero that a runtime cannot predict."""
         if self._zero is None:
             for gradient in self.gradients:
                 zero = self._zero_of(gradient)
@@ -291,7 +291,7 @@ class _Behind:
         return self._zero
 
     def _zero_of(self, gradient: ir.Value) -> Tensor:
-        """No number is greater than itself, NaN neither."""
+        """No number is greater than itself, nor is NaN."""
         begin, end = (self.builder.integers([place] * len(gradient.shape or ())) for place in (0, 1))
         first = self._op("Cast", self._op("Slice", self.builder.tensor(gradient), begin, end), to=int(ir.DataType.FLOAT))
         greater = self._op("Cast", self._op("Greater", first, first), to=int(ir.DataType.INT64))
@@ -311,7 +311,7 @@ def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
 
 
 def _depth(forward: Forward) -> list[int]:
-    """For every value, the position of the last forward node whose activation it is or depends on; -1 where it is on none."""
+    """Return, for every value, the position of the last forward node whose activation it depends on; -1 for none."""
     depth = [-1] * len(forward.values)
     for number in forward.activations:
         depth[number] = forward.producer.get(number, 0)

@@ -1,4 +1,4 @@
-"""The forward part of a training graph, and what of it to compute a second time: segments, or as little as fits a budget."""
+"""Forward part of a training graph, and the choice of values to recompute: segments, or as few as fit a budget."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from burnish.operators import semantic_operators
 from burnish.operators.collectives import ALL_REDUCE
 
 NEGLIGIBLE_SHARE = 16
-"""What is this much smaller than the operand it was computed from, a reduction, is kept: that costs little and saves a pass."""
+"""Results smaller than their operand by this factor, reductions, are kept: they cost little memory and save a pass."""
 OPERATIONS_PER_BYTE = 5
-"""Multiplications and additions that a CPU does in a matrix product while an elementwise pass moves one byte."""
+"""Operations of a CPU's matrix product in the time of an elementwise pass over one byte."""
 
 MEASURES = frozenset({"Shape", "Size"})
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -28,25 +28,25 @@ COPIES_OF_NOTHING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Uns
 
 
 class Forward:
-    """A training graph with the number of every value, and what is known of its forward nodes.
+    """A training graph with numbered values, and properties of its forward nodes.
 
     Args:
-        graph: a lowered training graph, with semantic operators where the engine has kernels for them: everything up to the node
-            that computes the loss is forward.
-        loss: the loss; where workers add up what is reported of it, this worker's part.
-        data: the inputs whose values activations depend on.
-        keys: the inputs that random draws come from.
-        sizes: the bytes of every value.
+        graph: a lowered training graph, with semantic operators that the engine has kernels for. The forward part ends at the
+            node that computes the loss.
+        loss: the loss; this worker's part if workers add up their losses.
+        data: inputs that activations depend on.
+        keys: inputs of random draws.
+        sizes: bytes of every value.
 
     Attributes:
-        nodes: the nodes of the graph in its order.
-        values: the values by number; inputs first.
-        sizes: their bytes.
-        end: how many of the nodes are forward.
-        reads, writes: for every node, the numbers of its operands and outputs.
-        activations: the values that depend on data or on random draws.
-        droppable: the forward values that may be computed a second time.
-        saved: the droppable values that the backward reads, in the order they are computed.
+        nodes: nodes of the graph in order.
+        values: values by number; inputs first.
+        sizes: bytes by number.
+        end: number of forward nodes.
+        reads, writes: numbers of the operands and outputs of every node.
+        activations: values that depend on data or random draws.
+        droppable: forward values that may be recomputed.
+        saved: droppable values that the backward pass reads, in order of computation.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Forward:
         self.saved = sorted(value for value in self.droppable if value in late)
 
     def cost(self, index: int) -> float:
-        """What running a node again costs, in bytes moved."""
+        """Return the cost of repeating a node, in bytes moved."""
         node = self.nodes[index]
         if node.op_type in COPIES_OF_NOTHING:
             return 0.0
@@ -89,7 +89,7 @@ class Forward:
         return moved + self._operations(node, written[0]) / OPERATIONS_PER_BYTE
 
     def repeated_for(self, value: int, dropped: Collection[int], done: Collection[int] = ()) -> list[int]:
-        """The nodes that give a dropped value again, in order; ``done`` holds values that were given again already."""
+        """Return the nodes that recompute a dropped value, in order; ``done`` holds values that were recomputed already."""
         needed: set[int] = set()
         pending = [value]
         while pending:
@@ -102,9 +102,9 @@ class Forward:
         return sorted(needed)
 
     def schedule(self, dropped: Collection[int]) -> list[Task]:
-        """The order of work when ``dropped`` values are given again right before the backward first needs them.
+        """Return the order of work if ``dropped`` values are recomputed just before the backward pass first needs them.
 
-        A value that is given again has its number plus the number of values.
+        A recomputed value has its number plus the number of values.
         """
         count = len(self.values)
         done: set[int] = set()
@@ -121,7 +121,7 @@ class Forward:
                 for repeated in self.repeated_for(value, dropped, done):
                     operands = renamed(repeated)
                     written = self.writes[repeated]
-                    # All that a gradient reads of a semantic operator is of one run of it, so that a kernel can take in both.
+                    # A gradient reads all outputs of a semantic operator from the same run, so that a kernel can fuse both.
                     is_semantic = self.nodes[repeated].domain == BURNISH_DOMAIN
                     done.update(value for value in written if is_semantic or value in dropped)
                     tasks.append(Task(self.nodes[repeated], operands, tuple(number + count for number in written)))
@@ -130,17 +130,17 @@ class Forward:
         return tasks
 
     def peak_of(self, tasks: Sequence[Task]) -> int:
-        """The planned peak of a schedule, inputs left out."""
+        """Return the planned peak of a schedule without inputs."""
         return peak_of(tasks, [*self.sizes, *self.sizes], self.outputs)
 
     def cost_of(self, tasks: Sequence[Task]) -> float:
-        """What a schedule computes a second time costs, in bytes moved."""
+        """Return the cost of a schedule's recomputation, in bytes moved."""
         count = len(self.values)
         again = (task.outputs[0] - count for task in tasks if task.outputs and task.outputs[0] >= count)
         return sum(self.cost(self.producer[value]) for value in again)
 
     def _reached_from(self, roots: Iterable[int]) -> set[int]:
-        """The values that depend on the values of ``roots``, and not on their shapes alone."""
+        """Return the values that depend on ``roots``, not just on their shapes."""
         reached = set(roots)
         for node, read, written in zip(self.nodes, self.reads, self.writes, strict=True):
             if node.op_type not in MEASURES and any(value in reached for value in read):
@@ -148,9 +148,9 @@ class Forward:
         return reached
 
     def _drawn(self, keys: Iterable[int], of_data: Collection[int]) -> set[int]:
-        """The values that are random draws, from the words of the key up to the masks or numbers that meet activations.
+        """Return the random draws, from the words of the key to the masks or numbers that meet activations.
 
-        What is made of a mask (a factor per element) is no draw any more: it is given again from the mask.
+        Values computed from a mask (a factor per element) are no draws: they are recomputed from the mask.
         """
         drawn = set(keys)
         for node, read, written in zip(self.nodes, self.reads, self.writes, strict=True):
@@ -179,7 +179,7 @@ class Forward:
         return self.sizes[value] <= largest / NEGLIGIBLE_SHARE
 
     def _operations(self, node: ir.Node, output: int) -> float:
-        """Multiplications and additions of a matrix product or convolution, from the sizes of its result and its weight."""
+        """Return the multiplications and additions of a product or convolution, from the sizes of its result and weight."""
         weight, dtype = node.inputs[1], self.values[output].dtype
         shape = None if weight is None else weight.shape
         if shape is None or dtype is None:
@@ -193,7 +193,7 @@ class Forward:
 
 
 def _before_exchange(loss: ir.Value) -> ir.Value:
-    """What a worker adds to a loss that is summed over the workers: the sum itself may be taken at the end of the step."""
+    """Return a worker's own term of a loss summed over workers; the sum may be taken at the end of the step."""
     producer = loss.producer()
     while ALL_REDUCE.is_of(producer):
         assert producer is not None
@@ -204,7 +204,7 @@ def _before_exchange(loss: ir.Value) -> ir.Value:
 
 
 def _updates_statistics(node: ir.Node) -> bool:
-    """Whether a node blends statistics of the batch into running ones; with momentum 0 it only gives those of the batch."""
+    """True if a node updates running statistics; with momentum 0 it only returns batch statistics."""
     is_training = node.op_type == "BatchNormalization" and attribute_value(node, "training_mode", 0)
     return bool(is_training) and attribute_value(node, "momentum", 0.9) != 0
 
@@ -212,17 +212,17 @@ def _updates_statistics(node: ir.Node) -> bool:
 SEGMENT_SIZES = 24
 PREFIXES = 24
 NEARLY_LEAST = 1.05
-"""The cheapest plan is taken among those whose peaks lie within this factor of the least."""
+"""The cheapest plan is chosen among those with peaks within this factor of the least."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is dropped after the forward pass and computed again.
+    """Values to drop after the forward pass and recompute.
 
     Attributes:
         dropped: the values by number.
-        peak: the planned peak with it, inputs left out, in the sizes that the forward part was given.
-        cost: of computing them again, in bytes moved.
+        peak: the planned peak, without inputs, in the sizes of the forward part.
+        cost: cost of recomputation, in bytes moved.
     """
 
     dropped: frozenset[int]
@@ -236,10 +236,10 @@ def plan(forward: Forward, dropped: set[int]) -> Plan:
 
 
 def layers(forward: Forward) -> Plan:
-    """Keep checkpoints where the forward pass is narrow, and compute the segments between them again.
+    """Keep checkpoints at narrow places of the forward pass and recompute the segments between them.
 
-    The boundaries are those with the fewest bytes of checkpoints for a largest segment, and the largest segment is the one of the
-    least planned peak (the sweep of Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4).
+    Boundaries minimize the checkpoint bytes for a largest segment, whose size is chosen for the least planned peak (the sweep of
+    Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4).
     """
     plans = [plan(forward, set()), *(plan(forward, dropped) for dropped in _segmentations(forward))]
     least = min(candidate.peak for candidate in plans)
@@ -247,9 +247,9 @@ def layers(forward: Forward) -> Plan:
 
 
 def fitting(forward: Forward, fits: Callable[[Plan], bool]) -> tuple[Plan | None, Plan]:
-    """The cheapest of the plans that fit, None when none does; and the plan of the least peak.
+    """Return the cheapest plan that fits, or None, and the plan with the least peak.
 
-    Plans are: the values that save the most bytes for the work of giving them again, one more at a time; and segments.
+    Candidates drop the values with the most bytes saved per cost, one more at a time, or segments.
     """
     plans = [plan(forward, set())]
     if fits(plans[0]):
@@ -263,9 +263,9 @@ def fitting(forward: Forward, fits: Callable[[Plan], bool]) -> tuple[Plan | None
 
 
 def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
-    """Saved values in the order in which a greedy choice drops them.
+    """Return saved values in the order of a greedy choice.
 
-    The work of giving a value again grows when what it was to be computed from is dropped before it.
+    The cost of recomputing a value grows when the values it depends on are dropped first.
     """
     held = set(forward.saved)
     order: list[int] = []
@@ -289,7 +289,7 @@ def _ratio(forward: Forward, value: int, held: set[int]) -> float:
 
 
 def _segmentations(forward: Forward) -> Iterator[set[int]]:
-    """What is dropped for different sizes of the largest segment, from whole to small."""
+    """Yield the dropped values for decreasing sizes of the largest segment."""
     cuts = _narrow_cuts(forward)
     saved_before = _saved_bytes_before(forward, [cut.position for cut in cuts])
     total = saved_before[-1] if saved_before else 0
@@ -300,7 +300,7 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
             return
         held = {value for cut in chosen for value in cut.values}
         last = chosen[-1].position if chosen else 0
-        # What follows the last checkpoint is needed at once: dropping it saves nothing.
+        # Values after the last checkpoint are needed at once: dropping them saves nothing.
         held.update(value for value in forward.saved if forward.producer[value] >= last)
         dropped = frozenset(forward.droppable - held)
         if dropped not in seen:
@@ -310,7 +310,7 @@ def _segmentations(forward: Forward) -> Iterator[set[int]]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place between two forward nodes: the values that have to be kept for the work after it, and their bytes."""
+    """A place between two forward nodes, the values kept for the work after it, and their bytes."""
 
     position: int
     values: tuple[int, ...]
@@ -318,7 +318,7 @@ class _Cut:
 
 
 def _narrow_cuts(forward: Forward) -> list[_Cut]:
-    """The places where less passes through than at both sides, or no more than at any of them; beginning and end are such."""
+    """Return the places that fewer bytes pass than at both neighbours, or as few as anywhere, including start and end."""
     last: dict[int, int] = {}
     for index in range(forward.end):
         last.update(dict.fromkeys(forward.reads[index], index))
@@ -342,7 +342,7 @@ def _narrow_cuts(forward: Forward) -> list[_Cut]:
 
 
 def _saved_bytes_before(forward: Forward, positions: list[int]) -> list[int]:
-    """For every position, the bytes of the saved values computed before it; and last of all, of all of them."""
+    """Return the bytes of saved values before every position, and finally the total."""
     result, total = [], 0
     saved = iter([*((forward.producer[value], forward.sizes[value]) for value in forward.saved), (forward.end + 1, 0)])
     position, size = next(saved)
@@ -355,13 +355,13 @@ def _saved_bytes_before(forward: Forward, positions: list[int]) -> list[int]:
 
 
 def _fewest_checkpoint_bytes(cuts: list[_Cut], saved_before: list[int], largest: float) -> list[_Cut] | None:
-    """The cuts with the fewest bytes between which no more than ``largest`` bytes are saved; None where there are none.
+    """Return the cuts with the fewest bytes between which at most ``largest`` bytes are saved, or None.
 
-    The shortest path over the cuts, from the beginning to the end.
+    This is the shortest path over the cuts.
     """
     places = [0, *saved_before]
     best: list[tuple[float, int]] = [(0.0, -1)]
-    # The places that may lie before the next one: a window that moves on, of which those remain that may still be the best.
+    # Possible predecessors of the next cut: a sliding window that keeps only those that may still be best.
     window: deque[int] = deque([0])
     for end in range(1, len(places)):
         weight = cuts[end - 1].bytes if end <= len(cuts) else 0

@@ -88,7 +88,7 @@ def _unknown(requested: object) -> ConfigurationError:
 
 
 def name_origins(graph: ir.Graph) -> None:
-    """Store on each node its name, first output and weights. Rewrites copy the entry to the nodes that replace it."""
+    """Record on each node its name, first output and weights. Rewrites copy the entry to replacements."""
     for node in graph:
         weights = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
         names = [node.name or "", node.outputs[0].name or "", *(name.removeprefix("param/") for name in weights)]

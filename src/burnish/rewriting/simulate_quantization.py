@@ -1,8 +1,8 @@
-"""Quantization in a graph that is to be differentiated: its integers become floating-point numbers of the same values.
+"""Simulated quantization for differentiation: integers become floating-point numbers of equal value.
 
-Only those carry gradients. A chain of nodes from QuantizeLinear to DequantizeLinear is computed in the dtype of what was
-quantized; what stands between, such as Reshape, MaxPool, Clip or MatMulInteger, computes the same of whole numbers as of
-integers. What a rounding does to a gradient is said in ``burnish.operators.quantization``.
+Only floating-point numbers carry gradients. A chain from QuantizeLinear to DequantizeLinear is computed in the dtype of the
+quantized value; operators between, such as Reshape, MaxPool, Clip or MatMulInteger, give the same results on whole numbers. For
+the gradient of rounding see ``burnish.operators.quantization``.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from burnish.operators.quantization import (
 )
 
 COUNTS_OR_COMPARES = frozenset("ArgMax ArgMin Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size".split())
-"""Operators whose result has the derivative zero, whatever integers stand for."""
+"""Operators whose result has derivative zero."""
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 
 def simulate_quantization(graph: ir.Graph, wrt: Collection[ir.Value]) -> dict[ir.Value, ir.Node]:
-    """Let a graph compute in floating-point numbers what it quantizes, as far as a gradient is wanted there; in place.
+    """Replace quantized arithmetic by floating-point arithmetic if a gradient is needed, in place.
 
     Args:
-        graph: of a canonical model, with dtypes. What depends on none of ``wrt`` stays.
-        wrt: what is differentiated by.
+        graph: graph of a canonical model, with dtypes. Parts that do not depend on ``wrt`` stay.
+        wrt: the values to differentiate with respect to.
 
     Returns:
-        Integers that stand for floating-point numbers -> the node that reads them, and that no gradient passes: it stays, and
-        reads the integers.
+        Integers that were replaced by floating-point numbers -> a reader without a gradient, which keeps reading the integers.
 
     Raises:
-        GradientError: a quantization along an axis of a value of unknown rank, or one to integers that the dtype cannot hold.
+        GradientError: quantization along an axis of a value of unknown rank, or to integers that the dtype cannot hold.
     """
     simulation = _Simulation(wrt)
     if is_quantized(graph):
@@ -55,12 +54,12 @@ def simulate_quantization(graph: ir.Graph, wrt: Collection[ir.Value]) -> dict[ir
 
 
 def refuse_lost_gradients(stopped: Mapping[ir.Value, ir.Node], wrt: Collection[ir.Value], target: ir.Value) -> None:
-    """Check that no node that stopped the gradient of a quantization stands between ``wrt`` and ``target``.
+    """Check that no node that stops a quantization's gradient lies between ``wrt`` and ``target``.
 
     Args:
-        stopped: what ``simulate_quantization`` returned.
-        wrt: the values whose gradients would lack a part.
-        target: what is differentiated.
+        stopped: the result of ``simulate_quantization``.
+        wrt: the values whose gradients would be incomplete.
+        target: the differentiated value.
 
     Raises:
         GradientError: one does.
@@ -80,7 +79,7 @@ def refuse_lost_gradients(stopped: Mapping[ir.Value, ir.Node], wrt: Collection[i
 
 
 def _leading_to(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """The values that others depend on, and they themselves."""
+    """Return these values and all that they depend on."""
     leading: set[ir.Value] = set()
     pending = list(values)
     while pending:
@@ -93,7 +92,7 @@ def _leading_to(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 class _Simulation:
-    """The state of one walk over a graph and the bodies of its nodes, in their order."""
+    """State of one walk over a graph and its bodies, in order."""
 
     def __init__(self, wrt: Collection[ir.Value]):
         self.stopped: dict[ir.Value, ir.Node] = {}
@@ -116,7 +115,7 @@ class _Simulation:
                 self._place_between(node, Builder(graph, before=node))
 
     def _place_bodies(self, node: ir.Node) -> None:
-        """Branches and loop bodies: integers do not pass their bounds as numbers, and what stops inside stops at the node."""
+        """Walk through subgraphs. Integers do not cross their bounds as numbers, and stops inside count as stops at the node."""
         earlier = dict(self.stopped)
         returned: list[ir.Value] = []
         for body in bodies(node):
@@ -138,7 +137,7 @@ class _Simulation:
             self._numbers[output] = quantized(op.input, grid, output.dtype, saturates(node)).value
 
     def _held_scale(self, node: ir.Node, builder: Builder) -> Tensor:
-        """The scale that a node chooses, without a derivative, for all that reads it."""
+        """Return the scale that a node chooses, without a derivative, for all its readers."""
         chosen = node.outputs[1]
         readers = tuple(chosen.uses())
         scale = builder.tensor(chosen)
@@ -177,7 +176,7 @@ class _Simulation:
         replace_value(output, result.value)
 
     def _number(self, builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:
-        """An operand as floating-point numbers."""
+        """Return an operand as floating-point numbers."""
         array = builder.tensor(value).array
         if value in self._numbers or array is None:
             return builder.cast(builder.tensor(self._numbers.get(value, value)), dtype)
@@ -190,7 +189,9 @@ class _Simulation:
         return dequantized(self._number(op.builder, integers, dtype), Grid.of(op))
 
     def _computed(self, node: ir.Node, builder: Builder) -> list[Tensor]:
-        """Emit what a node between computes, of floating-point numbers; its first output, or all of Split."""
+        """Emit an operator between quantization and dequantization on floating-point numbers; return its first output, or all of
+        Split.
+        """
         dtype = next(number.dtype for value in node.inputs if (number := self._numbers.get(value)) is not None)  # type: ignore[arg-type]
         assert dtype is not None
         if node.op_type in PRODUCTS:
@@ -213,7 +214,7 @@ class _Simulation:
         return [builder.tensor(output) for output in copy.outputs]
 
     def _limited(self, node: ir.Node, number: Tensor) -> Tensor:
-        """Clip, with bounds that are integers or left out."""
+        """Emit Clip with bounds that are integers or omitted."""
         builder, integers = number.builder, node.inputs[0]
         assert integers is not None
         assert integers.dtype is not None
@@ -225,7 +226,7 @@ class _Simulation:
         return SATURATE(number, low, high)
 
     def _product(self, node: ir.Node, builder: Builder, dtype: ir.DataType) -> Tensor:
-        """MatMulInteger or ConvInteger: the product of both operands without their zero points."""
+        """Emit MatMulInteger or ConvInteger as the product of both operands minus their zero points."""
         factors = []
         for index in range(2):
             value = node.inputs[index]

@@ -1,8 +1,8 @@
-"""The stages of a model between the importer and an engine: RECOGNIZED, LOWERED and STANDARD.
+"""Stages between the importer and an engine: RECOGNIZED, LOWERED and STANDARD.
 
-The others stand where what they list is defined: CANONICAL in ``burnish.importer.canonical``, TRAINING and INFERENCE in
-``burnish.modes``, DISTRIBUTED in ``burnish.distributed.derivation``, EXPORTED in ``burnish.files.export``, each engine's own in
-its package. ``burnish passes`` prints them all.
+Others: CANONICAL in ``burnish.importer.canonical``, TRAINING and INFERENCE in ``burnish.modes``, DISTRIBUTED in
+``burnish.distributed.derivation``, EXPORTED in ``burnish.files.export``, and engine stages in their packages. ``burnish passes``
+prints them all.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ from burnish.rewriting.recognize_rms_normalization import recognize_rms_normaliz
 from burnish.targets import ONNXRUNTIME, Target, check_allowed, settle_opset
 
 NAMES = "NameFixPass renames values of the main graph too, by which signatures know them"
-"""Why names are ours."""
-
 UPDATING = ("step", "apply")
-"""The graphs that update the state."""
+"""Graphs that update the state."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """What the passes that lower a graph are told.
+    """Context of the lowering passes.
 
     Attributes:
-        target: the runtime that it is lowered for.
-        in_float32: whether what is computed in bfloat16, or kept in sixteen bits beside it, is computed in float32.
+        target: the runtime.
+        in_float32: True to compute bfloat16, and other sixteen-bit values next to it, in float32.
     """
 
     target: Target = ONNXRUNTIME
@@ -56,17 +54,17 @@ class Lowering:
 
 
 def _gathers_blocks(model: ir.Model, context: Lowering) -> bool:
-    """An export is made of ``predict``, which keeps its operators."""
+    """Exclude ``predict``, whose operators an export keeps."""
     return context.target.gathers_blocks and model.graph.name != "predict"
 
 
 def _has_no_kernels(model: ir.Model, context: Lowering) -> bool:
-    """Kernels of an engine look for scalars as they are."""
+    """Kernels of an engine match unmodified scalars."""
     return not context.target.kernels
 
 
 def _multiplies(model: ir.Model, context: Lowering) -> bool:
-    """Integers are computed of convolutions: where that is to come, ``LoweredGraphs`` multiplies after it."""
+    """Exclude graphs whose convolutions become integers later; ``LoweredGraphs`` multiplies after that."""
     graph, target = model.graph, context.target
     is_later = graph.name == "predict" or (graph.name == "evaluate" and simulates_quantization(graph))
     return target.prefers_products and not target.kernels and not is_later
@@ -78,13 +76,13 @@ def _joins_updates(model: ir.Model, context: Lowering) -> bool:
 
 
 def _is_widened(model: ir.Model, context: Lowering) -> bool:
-    """Runtimes have no kernels of bfloat16 on processors."""
+    """Runtimes have no bfloat16 kernels on CPUs."""
     computed = (output for node in model.graph.all_nodes() for output in node.outputs)
     return context.in_float32 and any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *computed))
 
 
 def _is_allowed(model: ir.Model, target: Target) -> bool:
-    """Raise UnsupportedOperatorError where it is not; nothing changes."""
+    """Raise UnsupportedOperatorError for an unsupported node; never changes the model."""
     check_allowed(model, target)
     return False
 
@@ -96,7 +94,7 @@ RECOGNIZED: Stage[None] = Stage(
         rewrite(recognize_gelu, operators=("Div", "Mul")),
         rewrite(recognize_probabilities, operators=("Exp", "Tanh")),
         rewrite(hold_group_normalization_constants, operators=("InstanceNormalization",)),
-        # An older model is not raised to this opset: ONNX Runtime has no CPU kernels for what some operators became in opset 22.
+        # Older models are not raised: ONNX Runtime has no CPU kernels for some operators of opset 22.
         rewrite(
             recognize_rms_normalization,
             operators=("Cast", "Div", "Mul"),
@@ -104,8 +102,9 @@ RECOGNIZED: Stage[None] = Stage(
         ),
     ),
 )
-"""What an exporter wrote out in pieces becomes the standard's operators, those that runtimes have kernels for: normalization
-layers, GELU, Softmax and Sigmoid. Of a canonical model; parameters keep their names."""
+"""Replaces layers that an exporter wrote out by standard operators with kernels: normalization layers, GELU, Softmax and Sigmoid.
+For canonical models; parameters keep their names.
+"""
 
 RECOGNIZED_TO_TRAIN: Stage[None] = Stage(
     "RECOGNIZED_TO_TRAIN",
@@ -114,13 +113,13 @@ RECOGNIZED_TO_TRAIN: Stage[None] = Stage(
         rewrite(recognize_rms_normalization, operators=("Cast", "Div", "Mul")),
     ),
 )
-"""What gets a form of its own in training. The opset may be raised for it: the operators are gone once the graph is bound."""
+"""Recognizes operators with a training form. It may raise the opset: the operators are gone once the graph is bound."""
 
 HOISTED: Stage[None] = Stage("HOISTED", (rewrite(hoist_gather, operators=("Gather",)),))
-"""Rows of which the loss needs a few are selected before they are computed. Of a model that is not bound yet."""
+"""Selects rows before computing them if the loss needs only a few. For models not yet bound to a mode."""
 
 RECOGNIZED_IN_MODE: Stage[None] = Stage("RECOGNIZED_IN_MODE", (rewrite(recognize_attention, operators=("Softmax",)),))
-"""What is recognized once a graph is bound to training or inference: dropout of probabilities may be gone then."""
+"""Recognition after binding to a mode, which may remove the dropout of probabilities."""
 
 _BECOMES_STANDARD: tuple[Pass[Lowering], ...] = (
     Pass("write_out_newer", lambda model, context: write_out_newer(model, context.target)),
@@ -162,15 +161,15 @@ LOWERED: Stage[Lowering] = Stage(
         *_IS_RUN,
     ),
 )
-"""A graph of a program for a target, with nothing that is not read.
+"""Makes a program's graph run on a target and removes unread parts.
 
-Raises UnsupportedOperatorError: it holds what the target does not run.
+Raises UnsupportedOperatorError: the target does not run a node.
 """
 
 JOINED: Stage[Lowering] = Stage(
     "JOINED", (rewrite(join_updates, when=_joins_updates), rewrite_graph(separate_names, when=_joins_updates, reason=NAMES))
 )
-"""After LOWERED, once for a graph that updates the state: small tensors are updated together."""
+"""Joins the updates of small tensors, after LOWERED, in graphs that update the state."""
 
 STANDARD: Stage[Lowering] = Stage(
     "STANDARD",
@@ -181,4 +180,4 @@ STANDARD: Stage[Lowering] = Stage(
         *_IS_RUN,
     ),
 )
-"""A model with training operators, or of gradients, that is no program: as LOWERED, and nothing is made quicker."""
+"""Lowers a model with training operators or gradients that is not a program: like LOWERED without optimizations."""

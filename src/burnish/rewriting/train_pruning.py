@@ -1,4 +1,4 @@
-"""What training does to the masks of a model that ``burnish.surgery.prune`` made: weights go, by a schedule."""
+"""Pruning during training for models from ``burnish.surgery.prune``: masks that grow by a schedule."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from burnish.graph.annotations import PruningMark, masked_weights
 
 
 def train_pruning(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir.Value, ir.Value]:
-    """Emit the next mask of each weight that is pruned by a schedule, in place.
+    """Emit the next mask of each weight with a pruning schedule, in place.
 
-    At step t of ``begin`` to ``end`` the part ``s = sparsity * (1 - (1 - (t - begin) / (end - begin)) ** 3)`` of the weights is
-    masked, those nearest to zero (Zhu and Gupta 2017, equation 1, from no sparsity on). What is masked stays so.
+    At step t from ``begin`` to ``end`` the fraction ``s = sparsity * (1 - (1 - (t - begin) / (end - begin)) ** 3)`` of the
+    weights nearest to zero is masked (Zhu and Gupta 2017, equation 1, starting without sparsity). Masked weights stay masked.
 
     Args:
-        graph: of a canonical model.
-        step: gives the step counter, an int64 scalar; called where a mask changes.
+        graph: graph of a canonical model.
+        step: returns the step counter, an int64 scalar; called only if a mask changes.
 
     Returns:
-        For every mask that a step updates, its next value.
+        The next value of each mask that a step updates.
     """
     groups: dict[object, list[tuple[ir.Node, PruningMark]]] = {}
     for node, mark in masked_weights(graph):
@@ -37,7 +37,7 @@ def train_pruning(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir.Valu
 def _update(
     graph: ir.Graph, nodes: Sequence[ir.Node], mark: PruningMark, step: Callable[[], ir.Value], updated: dict[ir.Value, ir.Value]
 ) -> None:
-    """Emit the next masks of weights that share a threshold."""
+    """Emit the next masks of weights with a common threshold."""
     builder = Builder(graph)
     sizes = [builder.op("Abs", builder.tensor(node.outputs[0])) for node in nodes]
     flat = [builder.op("Reshape", size, builder.integers([-1])) for size in sizes]
@@ -45,7 +45,7 @@ def _update(
     count = sum(math.prod(static_shape(node.outputs[0]) or ()) for node in nodes)
     now = builder.tensor(step())
     changes = _changes(now, mark)
-    # Where nothing changes, the largest alone is looked for, which takes no time.
+    # If nothing changes, TopK finds only the largest, which is fast.
     kept = builder.op("Where", changes, _kept(now, mark, count), builder.scalar(1, now))
     largest, _ = builder.op("TopK", every, builder.op("Reshape", kept, builder.integers([1])), outputs=2, axis=0, sorted=0)
     threshold = builder.op("ReduceMin", largest, keepdims=0)
@@ -65,7 +65,7 @@ def _changes(now: Tensor, mark: PruningMark) -> Tensor:
 
 
 def _kept(now: Tensor, mark: PruningMark, count: int) -> Tensor:
-    """How many of ``count`` weights are kept after this step; one at least."""
+    """Return the number of weights kept after this step; at least one."""
     builder = now.builder
     left = builder.cast(mark.end - now, ir.DataType.DOUBLE) / float(mark.end - mark.begin)
     part = (1.0 - left * left * left) * mark.sparsity

@@ -1,4 +1,4 @@
-"""What training does to the scales of a model that ``burnish.surgery.quantize`` made: it learns them, or observes ranges."""
+"""Quantization-aware training for models from ``burnish.surgery.quantize``: learned scales or observed ranges."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from burnish.quantization.graph import QuantizationMark, learns_scale, observed_
 def train_quantization(
     graph: ir.Graph, step: Callable[[], ir.Value], steps_per_epoch: int | None = None
 ) -> dict[ir.Value, ir.Value]:
-    """Let a training graph learn scales by step sizes, or observe ranges, in place.
+    """Make a training graph learn quantization scales or observe ranges, in place.
 
     Args:
-        graph: of a canonical model, before its quantization is simulated.
-        step: gives the step counter, an int64 scalar; called where observed ranges freeze.
-        steps_per_epoch: of the training, where it is known.
+        graph: graph of a canonical model, before its quantization is simulated.
+        step: returns the step counter, an int64 scalar; called only if observed ranges freeze.
+        steps_per_epoch: steps per epoch of the training, if known.
 
     Returns:
-        For every range that a step updates, its next value.
+        The next value of each range that a step updates.
 
     Raises:
-        ConfigurationError: ranges freeze after epochs, and how many steps one has is not known.
+        ConfigurationError: ranges freeze after epochs, but the steps per epoch are unknown.
     """
     updated: dict[ir.Value, ir.Value] = {}
     scaled: set[ir.Value] = set()
@@ -50,10 +50,10 @@ def train_quantization(
 
 
 def _scale_gradient(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, scale: ir.Value) -> ir.Value:
-    """Divide the gradient of a scale by sqrt(N * levels), with N numbers to a scale (Esser et al. 2020, section 2.2).
+    """Divide the gradient of a scale by sqrt(N * levels), with N numbers per scale (Esser et al. 2020, section 2.2).
 
-    N counts the weights that share the scale, or the features of an activation of one sample. The bounds of a scale let its
-    gradient through: what a large step drove beyond them comes back.
+    N counts the weights that share the scale, or the features of one sample's activation. The gradient passes the bounds of the
+    scale, so that it can return after a large step.
     """
     builder = Builder(graph, before=node)
     x, bounded = builder.tensor(node.inputs[0]), builder.tensor(scale)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def _scale_gradient(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, scal
 
 
 def _learned(scale: ir.Value) -> ir.Value:
-    """The scale before its bounds."""
+    """Return the scale before its bounds."""
     while (producer := scale.producer()) is not None and producer.op_type in ("Max", "Min") and producer.inputs[0] is not None:
         scale = producer.inputs[0]
     return scale
@@ -88,7 +88,7 @@ def _factor(builder: Builder, x: Tensor, mark: QuantizationMark, scale: ir.Value
 
 
 def _in_steps(mark: QuantizationMark, steps_per_epoch: int | None, node: ir.Node) -> QuantizationMark:
-    """A mark whose epochs are counted in steps."""
+    """Convert a mark's epochs to steps."""
     if mark.freeze_epochs is None:
         return mark
     if steps_per_epoch is None:
@@ -100,9 +100,9 @@ def _in_steps(mark: QuantizationMark, steps_per_epoch: int | None, node: ir.Node
 
 
 def _observe(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, held: ir.Value, step: Callable[[], ir.Value]) -> ir.Value:
-    """Emit the next range, which the step itself quantizes by: no number of its batch is cut off before it is seen.
+    """Emit the next range and quantize this step with it, so that no number is clipped before it is observed.
 
-    A range counts as a constant. The nodes that compute scale and zero point from it may stand before it then.
+    A range counts as a constant, so nodes that compute scale and zero point from it may be before the update.
     """
     readers = tuple(held.uses())
     builder = Builder(graph, before=node)
@@ -121,9 +121,9 @@ def _observe(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, held: ir.Va
 
 
 def _until_settled(builder: Builder, x: Tensor, node: ir.Node, mark: QuantizationMark, before: Tensor) -> Tensor:
-    """Emit the next range of an activation, which stays once neither end moved by more than a part of its width in a window.
+    """Emit the next range of an activation. It freezes once neither end moved by more than a fraction of its width in a window.
 
-    Held are low, high, both at the begin of the window, and the steps since; -1 where it stays.
+    The state is low, high, both at the start of the window, and the steps since, or -1 once frozen.
     """
     assert mark.settled is not None
     parts = [builder.op("Slice", before, *(builder.integers([end]) for end in ends)) for ends in ((0, 2), (2, 4), (4, 5))]
@@ -156,7 +156,7 @@ def _range_of(builder: Builder, x: Tensor, node: ir.Node, mark: QuantizationMark
     high = builder.op("Max", builder.op("ReduceMax", x, keepdims=0), 0.0)
     shape = builder.integers([1])
     seen = builder.op("Concat", builder.op("Reshape", low, shape), builder.op("Reshape", high, shape), axis=0)
-    # The average over the workers that have samples: alone it is multiplied and divided by one.
+    # Average over the workers that have samples; a single worker multiplies and divides by one.
     present = builder.op("Reshape", builder.cast(builder.op("Min", builder.op("Size", x), 1), x.dtype), shape)
     total, workers = all_reduce((seen * present, present), "moments")
     return before * mark.momentum + total / builder.op("Max", workers, 1.0) * (1 - mark.momentum)
