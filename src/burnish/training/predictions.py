@@ -30,15 +30,15 @@ CLASS_AXIS = 1
 
 @dataclass(frozen=True)
 class Answer:
-    """How an output is read.
+    """The interpretation of an output.
 
     Attributes:
         output: its name.
-        kind: ``classes``: one of them is right; ``questions``: each is answered with yes or no; ``scores`` of classes, which are
-            no probabilities; or ``values``.
-        activation: what makes probabilities of it: ``softmax`` along axis 1, ``sigmoid``, ``exp`` of logarithms; None where the
-            output is taken as it is.
-        reason: why, in words.
+        kind: ``classes``: one of them is right; ``questions``: a yes or no for each; ``scores`` of classes that are not
+            probabilities; or ``values``.
+        activation: function that gives probabilities: ``softmax`` along axis 1, ``sigmoid``, ``exp`` of logarithms; None to use
+            the output unchanged.
+        reason: the reason, in words.
     """
 
     output: str
@@ -47,22 +47,22 @@ class Answer:
     reason: str
 
     def text(self) -> str:
-        """Return how the output is read, and why, as a line."""
+        """Return a line with the interpretation and its reason."""
         made = "" if self.activation is None else f"; {self.activation} makes probabilities of it"
         return f"output '{self.output}': {self.reason}{made}"
 
     @property
     def least_yes(self) -> float:
-        """Above which an element of the output itself is a yes: one half of a probability, and 0 before a sigmoid."""
+        """The threshold of the raw output for a yes: one half of a probability, or 0 before a sigmoid."""
         return 0.5 if self.activation is None else 0.0
 
     def is_of_pixels(self, array: np.ndarray) -> bool:
-        """Return whether an output holds scores for each pixel, of classes or of yes: [samples, classes, height, width]."""
+        """Return True if an output has class or yes-or-no scores for each pixel: [samples, classes, height, width]."""
         is_map = array.ndim == 4 and array.shape[2] * array.shape[3] > 1
         return is_map and (self.kind in ("classes", "scores") or (self.kind == "questions" and array.shape[CLASS_AXIS] == 1))
 
     def is_of_rows(self, array: np.ndarray) -> bool:
-        """Return True if an output holds one row for each sample: [samples], or [samples, classes or values], and ones."""
+        """Return True if an output has one row for each sample: [samples], or [samples, classes or values] with trailing ones."""
         return all(extent == 1 for extent in array.shape[2:])
 
     def numbers(self, array: np.ndarray) -> np.ndarray:
@@ -87,15 +87,15 @@ class Answer:
 
 
 def read_answer(model: TrainedModel, output: str | None = None, activation: str | None = None) -> Answer:
-    """Return how the output of a model is read: by the loss that it was trained on, by its graph, or as asked for.
+    """Return the interpretation of a model's output: by its training loss, by its graph, or as requested.
 
     Args:
         model: the model.
-        output: its name; None where the loss reads one, or there is one.
-        activation: ``softmax``, ``sigmoid`` or ``none``, in the place of what the model tells.
+        output: name of the output; None if the loss reads one, or there is only one.
+        activation: ``softmax``, ``sigmoid`` or ``none``, to override the model.
 
     Raises:
-        ConfigurationError: no such output, several to choose from, or no such activation.
+        ConfigurationError: there is no such output or activation, or several outputs to choose from.
     """
     check_activation(activation)
     name = _output(model, output)
@@ -110,11 +110,11 @@ def read_answer(model: TrainedModel, output: str | None = None, activation: str 
 
 
 def refuse_language(model: TrainedModel, name: str) -> None:
-    """Raise ConfigurationError if an output holds the scores that a causal decoder gives at each token.
+    """Raise ConfigurationError if an output has a causal decoder's scores for each token.
 
     Args:
         model: the model.
-        name: of the output.
+        name: name of the output.
     """
     text = model.described.text
     shape = next(value.shape for value in model.predict_graph.graph.outputs if value.name == name)
@@ -161,7 +161,7 @@ def _by_loss(model: TrainedModel, name: str, loss: losses.Loss) -> Answer:
 
 
 def _by_graph(model: TrainedModel, name: str) -> Answer:
-    """Read an output by what computes it: the model does not say how it was trained."""
+    """Interpret an output by the nodes that compute it; the model does not record its training."""
     for activation, kind in ((SOFTMAX, "classes"), (SIGMOID, "questions")):
         prediction = _found(model, name, activation)
         if prediction.stepped_over is not None:
@@ -179,7 +179,7 @@ def _by_graph(model: TrainedModel, name: str) -> Answer:
 
 
 def _of_activation(prediction: Prediction, name: str, kind: Kind, otherwise: str | None, why: str) -> Answer:
-    """Read what ends in an activation, what is bounded by another node, and what lacks one."""
+    """Interpret an output that ends in an activation, is bounded by another node, or has neither."""
     if prediction.stepped_over is not None:
         node = describe_node(prediction.stepped_over)
         if prediction.stepped_over.op_type == "LogSoftmax":
@@ -191,7 +191,7 @@ def _of_activation(prediction: Prediction, name: str, kind: Kind, otherwise: str
 
 
 def _width(model: TrainedModel, name: str) -> int | None:
-    """How many numbers the model gives for each sample, where that is one row and known."""
+    """The numbers that the model gives for each sample; None if they are not one row, or unknown."""
     shape = model.shape_of(name)
     if shape is None or len(shape) < 2 or any(extent != 1 for extent in shape[2:]):
         return 1 if shape is not None and len(shape) == 1 else None
@@ -200,21 +200,21 @@ def _width(model: TrainedModel, name: str) -> int | None:
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
-    """Return what so many classes are called: the first by their names, as far as there are some, and the others by number.
+    """Return names for so many classes: the known names first, numbers for the others.
 
-    A model may have more outputs than the data that it was trained on have classes.
+    A model may have more outputs than its training data had classes.
     """
     named = [] if classes is None or len(classes) > count else list(classes)
     return [*named, *map(str, range(len(named), count))]
 
 
 def masks_of(answer: Answer, array: np.ndarray, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the class of each pixel, int64 [samples, height, width], and what the classes are called.
+    """Return the class of each pixel, int64 [samples, height, width], and the names of the classes.
 
     Args:
-        answer: how the output is read.
-        array: of it, ``[samples, classes, height, width]``, or one score of yes or no.
-        classes: their names; a class without a name is called by its number.
+        answer: interpretation of the output.
+        array: the output, ``[samples, classes, height, width]``, or one yes-or-no score.
+        classes: names of the classes; a class without a name gets its number.
     """
     if array.shape[CLASS_AXIS] == 1:
         return (array[:, 0] > answer.least_yes).astype(np.int64), ("no", "yes")
@@ -222,12 +222,12 @@ def masks_of(answer: Answer, array: np.ndarray, classes: Sequence[str] | None) -
 
 
 def is_detector(model: TrainedModel) -> bool:
-    """Return whether a model was trained on a loss of detectors."""
+    """Return True if a model was trained with a detection loss."""
     return "loss" in model.options and isinstance(losses.get(model.options["loss"]), DetectionLoss)
 
 
 def precision_of(model: TrainedModel) -> str | None:
-    """Return the name of a metric whose rows are boxes; None where the model is evaluated by none."""
+    """Return the name of an average-precision metric of the model, or None."""
     for name in model.options.get("metrics", ()) if "loss" in model.options else ():
         try:
             metric = metrics.get(name)
@@ -239,14 +239,14 @@ def precision_of(model: TrainedModel) -> str | None:
 
 
 def pictures_in(model: TrainedModel, batch: Mapping[str, np.ndarray]) -> list[Picture]:
-    """Return what a model finds in the pictures of a batch, the boxes that its metric suppresses left out, and what is there.
+    """Return a model's boxes for the pictures of a batch, after the metric's suppression, and the true objects.
 
     Args:
-        model: evaluated by a metric of average precision, in the state that it has.
-        batch: of what its loss reads.
+        model: model with a metric of average precision, in its present state.
+        batch: inputs of its loss.
 
     Raises:
-        ConfigurationError: no such metric.
+        ConfigurationError: there is no such metric.
     """
     metric = precision_of(model)
     if metric is None:
@@ -259,25 +259,25 @@ def pictures_in(model: TrainedModel, batch: Mapping[str, np.ndarray]) -> list[Pi
 
 
 def found_in(model: TrainedModel, dataset: Dataset, batch_size: int = 32) -> Iterator[Picture]:
-    """Give what a model finds in each picture of a data set without labels, as ``pictures_in`` does.
+    """Yield a model's boxes for each picture of a data set without labels, as ``pictures_in``.
 
     Args:
-        model: as ``pictures_in`` takes it.
-        dataset: of what the model itself reads.
-        batch_size: pictures at once; of a model of a fixed batch that.
+        model: as in ``pictures_in``.
+        dataset: inputs of the model.
+        batch_size: pictures at once; a fixed batch size of the model takes precedence.
     """
     fixed = model.fixed_batch("evaluate")
     size = batch_size if fixed is None else fixed
     for begin in range(0, len(dataset), size):
         places = np.arange(begin, begin + size)
         count = min(size, len(dataset) - begin)
-        # A model of a fixed batch reads the last picture again, and what it finds in it again is left out.
+        # With a fixed batch size, the last picture is repeated, and results of the copies are dropped.
         batch = dict(dataset.batch(np.minimum(places, len(dataset) - 1) if fixed is not None else places[:count]))
         yield from pictures_in(model, batch | _nothing_there(model, len(next(iter(batch.values())))))[:count]
 
 
 def _nothing_there(model: TrainedModel, count: int) -> dict[str, np.ndarray]:
-    """The inputs of a loss for pictures without objects."""
+    """The label inputs of a detection loss for pictures without objects."""
     spec = model.to_evaluate
     arrays = {}
     for entry in (spec.label, *spec.further_labels):
@@ -289,12 +289,12 @@ def _nothing_there(model: TrainedModel, count: int) -> dict[str, np.ndarray]:
 
 
 def in_pixels(boxes: np.ndarray, size: tuple[int, int], preprocessing: Preprocessing | None) -> np.ndarray:
-    """Return boxes in pixels of the picture's file, cut off at its rim.
+    """Return boxes in pixels of the picture's file, clipped to the picture.
 
     Args:
-        boxes: left, top, right, bottom as fractions of what the model sees, ``[boxes, 4]``.
+        boxes: left, top, right, bottom as fractions of the model's input, ``[boxes, 4]``.
         size: width and height of the picture.
-        preprocessing: what was done to it; None: nothing.
+        preprocessing: preprocessing of the picture, or None.
     """
     width, height = size
     sides, corner = (size, None) if preprocessing is None else resized_sides(width, height, preprocessing)

@@ -1,6 +1,6 @@
 """Predictions of a saved model, one object for each sample: ``Predictor`` and ``Prediction``.
 
-``burnish.Predictor``, ``Finetuned.predict`` and the command ``burnish predict`` are this module.
+``burnish.Predictor``, ``Finetuned.predict`` and the command ``burnish predict`` use this module.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from burnish.warn import warn
 
 BATCH_SIZE = 32
 UNSAID = (None, "error", "auto")
-"""Values of options that say nothing: those of the run count."""
+"""Values of options that leave the choice to the run."""
 NO_AND_YES = ("no", "yes")
 SHOWN = 6
-"""How many of several values or boxes a text names."""
+"""Most values or boxes named in a text."""
 Kind = Literal["class", "labels", "values", "boxes", "mask", "outputs"]
 AxisFirst = Mapping[str, np.ndarray]
 
@@ -56,18 +56,18 @@ class Prediction:
     """The prediction of a model for one sample.
 
     Attributes:
-        name: of the sample: its file, its text, or its row, counted from 0.
-        label: the most probable class; if each class is a question of its own, those answered with yes, a tuple; of boxes the
-            class of each, a tuple; of a mask the class of most pixels. None if the model gives values, or NaN for a class.
-        score: the probability of ``label``, or its score; of several the highest; of a mask the share of pixels. None if there is
-            no label.
-        scores: those of all ``classes``, float64 [classes]; of boxes that of each, float64 [boxes].
-        classes: the names of the classes that the model knows, in the order of their indices.
-        values: of a model that gives values, float64 [values].
-        boxes: left, top, right and bottom of each box, the most certain first, float64 [boxes, 4]: in pixels of the picture; of
-            ``.npz`` files, in fractions of what the model reads.
-        mask: the class of each pixel as the model reads the picture, int64 [height, width].
-        outputs: everything that the model gives, by name, without the axis of the samples.
+        name: name of the sample: its file, its text, or its row, counted from 0.
+        label: the most probable class; for yes-or-no labels a tuple of those with yes; for boxes a tuple of their classes; for a
+            mask the class of most pixels. None if the model gives values, or NaN for a class.
+        score: probability or score of ``label``, the highest if there are several; for a mask the share of pixels. None if there
+            is no label.
+        scores: scores of all ``classes``, float64 [classes]; for boxes one each, float64 [boxes].
+        classes: names of the classes that the model knows, in the order of their indices.
+        values: values, if the model gives values, float64 [values].
+        boxes: left, top, right and bottom of each box, the most certain first, float64 [boxes, 4]: in pixels of the picture; for
+            ``.npz`` files in fractions of the model's input.
+        mask: class of each pixel at the model's input size, int64 [height, width].
+        outputs: all outputs of the model by name, without the sample axis.
 
     Example:
         >>> import numpy as np
@@ -91,7 +91,7 @@ class Prediction:
 
     @property
     def kind(self) -> Kind:
-        """The kind: ``class``, ``labels``, ``values``, ``boxes``, ``mask``, or ``outputs`` if nothing says what these are."""
+        """The kind: ``class``, ``labels``, ``values``, ``boxes``, ``mask``, or ``outputs`` if the interpretation is unknown."""
         if self.boxes is not None:
             return "boxes"
         if self.mask is not None:
@@ -103,7 +103,7 @@ class Prediction:
         return "labels" if isinstance(self.label, tuple) else "class"
 
     def top(self, count: int | None = None) -> list[tuple[str, float]]:
-        """Return the classes with the highest scores, and these, the highest first; None: of all. Empty if there are none."""
+        """Return the classes with the highest scores and these scores, in order; None for all. Empty if there are none."""
         if self.scores is None or self.boxes is not None:
             return []
         order = np.argsort(-self.scores, kind="stable")[:count]
@@ -113,11 +113,11 @@ class Prediction:
         """Return the prediction as JSON-compatible values, as ``burnish predict --format jsonl`` writes it.
 
         Args:
-            top: how many of the classes ``scores`` has, the highest first; None: all, in their order.
+            top: number of classes in ``scores``, the highest first; None: all, in their order.
 
         Returns:
             ``name``, with ``label``, ``score`` and ``scores`` by class; or ``boxes``, each with ``label``, ``score`` and ``box``;
-            or ``values``; or, if nothing says what they are, ``outputs`` by name.
+            or ``values``; or, if the interpretation is unknown, ``outputs`` by name.
         """
         said: dict[str, Any] = {"name": self.name}
         if self.kind == "values":
@@ -134,7 +134,7 @@ class Prediction:
         return said | {"label": label, "score": self.score, "scores": scores}
 
     def found(self) -> list[tuple[str, float, np.ndarray]]:
-        """Return class, score and box of each box, the most certain first; empty if the model finds none."""
+        """Return class, score and box of each box, the most certain first; empty if there are none."""
         if self.boxes is None or self.scores is None or not isinstance(self.label, tuple):
             return []
         return list(zip(self.label, self.scores.tolist(), self.boxes, strict=True))
@@ -166,30 +166,30 @@ class Prediction:
 
 
 class Predictor:
-    """A saved model that is asked for predictions: an ONNX file, the folder of a run or of a program, or a checkpoint.
+    """A saved model for predictions: an ONNX file, the folder of a run or of a program, or a checkpoint.
 
-    Samples are read as the model says of the data that it was trained on: its pixels, classes, columns and tokens. The model
-    stays open until ``close``; a predictor is a context manager too.
+    Samples are read as the model's training data were: pixels, classes, columns and tokens. The model stays open until ``close``;
+    a predictor is also a context manager.
 
     Args:
-        path: the tuned ONNX file, or any other; the folder of a run; a checkpoint; a saved program.
-        engine: a name (``auto``, ``onnxruntime``, ``torch``, ``reference``, or one that a package registers) or an Engine.
+        path: the tuned or any other ONNX file; the folder of a run; a checkpoint; a saved program.
+        engine: name (``auto``, ``onnxruntime``, ``torch``, ``reference``, or one that a package registers) or an Engine.
         threads: threads used inside one operator; None is the engine's choice.
-        program: the saved program of a checkpoint that lies apart from its run.
-        best: of a run, the best epoch or the latest state; None: the one that it exported.
-        average: whether to read the average of the weights that the optimizer keeps; None: as the run exported.
-        sample_axis: of an ONNX file, as ``burnish.compile`` takes it.
-        outputs: the output that is read; None: the one that the loss reads, or the only one.
-        activation: ``softmax``, ``sigmoid`` or ``none``: what makes probabilities of the output; None: what the model tells.
-        score: the lowest score of the boxes of a detector.
-        loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
-        label: the column of a table with the labels, which is left out of what is predicted.
-        image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+        program: saved program of a checkpoint that is not in the folder of its run.
+        best: for a run, the best epoch or the latest state; None: the exported one.
+        average: True to read the averaged weights of the optimizer; None: as the run exported.
+        sample_axis: for an ONNX file, as in ``burnish.compile``.
+        outputs: output to read; None: the one that the loss reads, or the only one.
+        activation: function that gives probabilities: ``softmax``, ``sigmoid`` or ``none``; None: according to the model.
+        score: lowest score of a detector's boxes.
+        loss, metrics: objective to evaluate an ONNX file, as in ``burnish.compile``; None: according to the file.
+        label: label column of a table, which is not an input.
+        image_size, pixels, text, sound, missing: as in ``burnish.data.open_dataset``; None: according to the model.
 
     Raises:
         ModelError, CheckpointError: the model cannot be read.
-        ConfigurationError: an option that is out of range, or that does not fit the model.
-        EngineError: the engine is not there.
+        ConfigurationError: an option is out of range, or does not fit the model.
+        EngineError: the engine is not available.
 
     Example:
         >>> import numpy as np
@@ -215,22 +215,22 @@ class Predictor:
         self._evaluating: TrainedModel | None = self._model if self._model.evaluates and not self._objective else None
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Prediction | list[Prediction]:
-        """Return the prediction of one sample, or those of several, in their order.
+        """Return the prediction for one sample, or for several, in order.
 
         Args:
-            x: a path: of a photo, a folder of photos, a table, a file of texts, an ``.npz`` file, or what else
-                ``burnish.data.open_dataset`` takes. An array with the axis of the samples, or without it for one sample; an image
-                of Pillow, or its bytes, uint8 [height, width, channels], of any size. Arrays by input name. Columns of a table
-                by name, a data frame, or a list of rows by column. A text, for a model of texts. A list of paths, of texts, of
-                images or of arrays.
-            batch_size: samples at once; None: 32. A model of a fixed batch takes that.
+            x: a path: an image, a folder of images, a table, a file of texts, an ``.npz`` file, or another path for
+                ``burnish.data.open_dataset``. An array with the sample axis, or without it for one sample; a Pillow image, or its
+                bytes, uint8 [height, width, channels], of any size. Arrays by input name. Columns of a table by name, a data
+                frame, or a list of rows by column. A text, for a model of texts. A list of paths, of texts, of images or of
+                arrays.
+            batch_size: samples at once; None: 32. A fixed batch size of the model takes precedence.
 
         Returns:
-            One prediction for one sample that was given by itself: a photo, a text, an array without the axis of the samples, a
-            row as a dict of numbers. A list for anything else, even of one sample.
+            One prediction for one sample given by itself: an image, a text, an array without the sample axis, a row as a dict of
+                numbers. Otherwise a list, even for one sample.
 
         Raises:
-            DataError: nothing there, no samples, or samples that do not fit the model.
+            DataError: a path is missing, there are no samples, or they do not fit the model.
             InputError: the model gives no prediction for each sample.
             EngineError: the engine cannot run it, or the predictor is closed.
         """
@@ -244,15 +244,15 @@ class Predictor:
         """Return loss and metrics over labelled data, by name, in inference mode.
 
         Args:
-            data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of
-                Hugging Face ``datasets``. None: of a run of ``burnish train`` or ``burnish finetune``, the data that it was
-                evaluated on: ``eval_data``, or the part that it held out (``eval_split``).
+            data: a path for ``burnish.data.open_dataset``, ``(x, y)``, arrays by input name, a data set, or a Hugging Face data
+                set. None: for a run of ``burnish train`` or ``burnish finetune``, its evaluation data: ``eval_data``, or the
+                held-out part (``eval_split``).
             batch_size: samples at once; None: 32.
 
         Raises:
-            ConfigurationError: the file does not say which loss it was trained on, and none was named; or no data are given, and
-                the run had none to evaluate on.
-            DataError: data that cannot be read or do not fit the model.
+            ConfigurationError: the file does not record its loss, and none was given; or no data are given, and the run had no
+                evaluation data.
+            DataError: the data cannot be read or do not fit the model.
             InputError: nothing in the data counts.
             EngineError: the engine cannot run it, or the predictor is closed.
         """
@@ -262,7 +262,7 @@ class Predictor:
         return self.evaluated.evaluate(dataset, _batch_size(batch_size))
 
     def close(self) -> None:
-        """Free what the engine holds. The predictor is not used any more."""
+        """Free the engine's resources. The predictor cannot be used any more."""
         for model in {id(each): each for each in (self._model, self._evaluating) if each is not None}.values():
             model.close()
         self._model = self._evaluating = None
@@ -278,7 +278,7 @@ class Predictor:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes, in the order of their indices; None if the model does not say."""
+        """The names of the classes, in the order of their indices; None if the model does not record them."""
         return self.model.described.classes
 
     @property
@@ -305,15 +305,15 @@ class Predictor:
         return self._evaluating
 
     def answer(self) -> Answer:
-        """Return how the output is read.
+        """Return the interpretation of the output.
 
         Raises:
-            ConfigurationError: there are several outputs, and none was named.
+            ConfigurationError: there are several outputs, and none was given.
         """
         return read_answer(self.model, self._options.outputs, self._options.activation)
 
     def answer_or_none(self) -> Answer | None:
-        """Return how the output is read; None of a detector, and if there are several outputs and nothing says which."""
+        """Return the interpretation of the output; None for a detector, or for several outputs without a choice."""
         if self.gives_boxes:
             return None
         if self._options.outputs is None and not self.model.options.get("predictions"):
@@ -328,11 +328,11 @@ class Predictor:
         return self._options.outputs is None and is_detector(self.model)
 
     def text_of(self, data: str | Path | None = None) -> Text | None:
-        """Return how data become tokens, or texts in memory for None; None if the model was not trained on texts."""
+        """Return the tokenization of data, for None of texts in memory; None if the model was not trained on texts."""
         return text_of_model(self._asked_text, self.model.described.text, self.path, data)
 
     def read(self, x: Any) -> Given:
-        """Open samples without labels, as ``predict`` takes them.
+        """Open samples without labels for ``predict``.
 
         Raises:
             DataError: as ``predict``.
@@ -350,10 +350,10 @@ class Predictor:
         return reader.open(x)
 
     def read_evaluation(self) -> tuple[Dataset, list[str], str]:
-        """Open the data that a run was evaluated on: those of ``eval_data``, or the part of its data that it held out.
+        """Open the evaluation data of a run: ``eval_data``, or the held-out part of its data.
 
         Returns:
-            The data, notes of what a person should know, and what the data are called.
+            The data, notes for the user, and the name of the data.
 
         Raises:
             ConfigurationError, DataError: as ``evaluate``.
@@ -381,12 +381,12 @@ class Predictor:
     def read_labelled(
         self, data: DataSource, split: EvalSplit | None = None, reading: Mapping[str, Any] | None = None
     ) -> tuple[Dataset, list[str]]:
-        """Open data with labels, as ``evaluate`` takes them, and return notes of what a person should know.
+        """Open labelled data for ``evaluate``, and return them with notes for the user.
 
         Args:
             data: the data.
-            split: what was held out of them, as ``open_dataset`` takes it.
-            reading: options of ``open_dataset`` in place of the predictor's own.
+            split: held-out part, as in ``open_dataset``.
+            reading: options of ``open_dataset`` that override the predictor's.
 
         Raises:
             ConfigurationError, DataError: as ``evaluate``.
@@ -409,9 +409,9 @@ class Predictor:
         """Yield the prediction of each sample, batch by batch.
 
         Args:
-            given: as ``read`` opens samples.
+            given: samples opened by ``read``.
             batch_size: samples at once; None: 32.
-            with_outputs: False leaves out the outputs of a detector, which are computed apart from its boxes.
+            with_outputs: False leaves out the outputs of a detector, which need a separate run.
 
         Raises:
             InputError, EngineError: as ``predict``.
@@ -434,7 +434,7 @@ class Predictor:
         return {name: value for name, value in asked.items() if value is not None}
 
     def _text_in_memory(self, data: Any) -> Text | None:
-        """Return how labelled texts in memory become tokens; None for arrays by input name, which are tokens already."""
+        """Return the tokenization of labelled texts in memory; None for arrays by input name, which are tokens already."""
         is_of_inputs = isinstance(data, Mapping) and all(entry.name in data for entry in self.model.to_predict.data)
         return None if is_of_inputs else self.text_of(None)
 
@@ -491,7 +491,7 @@ def _rows_of(batches: Iterable[AxisFirst]) -> Iterator[dict[str, np.ndarray]]:
 def _of_numbers(
     answer: Answer, name: str, numbers: np.ndarray, known: tuple[str, ...] | None, outputs: Mapping[str, np.ndarray]
 ) -> Prediction:
-    """Return a prediction of one row of probabilities, scores or values."""
+    """Return a prediction from one row of probabilities, scores or values."""
     if answer.kind == "values" or (len(numbers) == 1 and answer.kind != "questions"):
         return Prediction(name, values=numbers, outputs=outputs)
     is_known = bool(np.isfinite(numbers).all())

@@ -1,6 +1,6 @@
-"""What a predictor is asked for: which weights of a saved model it reads, what runs it, and how it reads samples and outputs.
+"""The options of a predictor: weights of a saved model, engine, reading of samples and outputs.
 
-Nothing heavy is imported here: the help of the command line lists these options.
+The help of the command line lists these options, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACTIVATIONS = ("softmax", "sigmoid", "none")
 
 
 def check_activation(activation: Any) -> Any:
-    """Raise ConfigurationError for an activation that there is not; None is none that was asked for."""
+    """Return a valid activation or None; raise ConfigurationError otherwise."""
     if activation is not None and activation not in ACTIVATIONS:
         raise ConfigurationError(f"activation: there is no '{activation}'; choose among {', '.join(ACTIVATIONS)}")
     return activation
@@ -48,7 +48,7 @@ def _check_text(text: Any) -> Text | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModelOptions(Options):
-    """The weights to read from a saved model, and what runs it; ``PredictorOptions`` says what each option is."""
+    """The weights to read from a saved model, and the engine; ``PredictorOptions`` documents each option."""
 
     program: str | Path | None = option(
         None, help="Saved program of a checkpoint that is not in the folder of its run.", metavar="PATH", kind=Path
@@ -75,7 +75,7 @@ class SavedModelOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(Options):
-    """How the outputs of a model are read; ``PredictorOptions`` says what each option is."""
+    """The interpretation of outputs; ``PredictorOptions`` documents each option."""
 
     outputs: str | None = option(
         None, help="Output to show, if there are several.", shown_default="the one that the loss reads", metavar="NAME"
@@ -93,20 +93,20 @@ class AnswerOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorOptions(SavedModelOptions, AnswerOptions):
-    """What a predictor is asked for.
+    """The options of a predictor.
 
     Args:
-        engine, threads: as ``Session`` takes them.
-        program: the saved program of a checkpoint that lies apart from its run.
-        best: of a run, the best epoch or the latest state; None: the one that it exported.
-        average: whether to read the average of the weights that the optimizer keeps; None: as the run exported.
-        sample_axis: of an ONNX file, as ``burnish.compile`` takes it.
-        outputs: the output that is read; None: the one that the loss reads, or the only one.
-        activation: ``softmax``, ``sigmoid`` or ``none``: what makes probabilities of the output; None: what the model tells.
-        score: the lowest score of the boxes of a detector.
-        loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
-        label: the column of a table with the labels, which is left out of what is predicted.
-        image_size, pixels, text, sound, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+        engine, threads: as in ``Session``.
+        program: saved program of a checkpoint that is not in the folder of its run.
+        best: for a run, the best epoch or the latest state; None: the exported one.
+        average: True to read the averaged weights of the optimizer; None: as the run exported.
+        sample_axis: for an ONNX file, as in ``burnish.compile``.
+        outputs: output to read; None: the one that the loss reads, or the only one.
+        activation: function that gives probabilities: ``softmax``, ``sigmoid`` or ``none``; None: according to the model.
+        score: lowest score of a detector's boxes.
+        loss, metrics: objective to evaluate an ONNX file, as in ``burnish.compile``; None: according to the file.
+        label: label column of a table, which is not an input.
+        image_size, pixels, text, sound, missing: as in ``burnish.data.open_dataset``; None: according to the model.
     """
 
     loss: losses.LossLike | None = option(None)

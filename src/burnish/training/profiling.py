@@ -27,7 +27,7 @@ PHASES = (FORWARD, BACKWARD, UPDATE)
 GRADIENT = "gradient of "
 PARAMETER, STATISTIC = "param/", "stat/"
 BETWEEN = "between nodes"
-"""The row of what no node took: calling them, binding inputs, reading results."""
+"""The row of time outside nodes: calls, binding of inputs, reading of results."""
 UNKNOWN = "not attributed"
 COLUMNS = ("source", "total_ms", *(f"{phase}_ms" for phase in PHASES), "share", *(f"{phase}_bytes" for phase in PHASES), "runs")
 
@@ -37,11 +37,11 @@ class SourceTime:
     """The cost of a node of the model in a step.
 
     Attributes:
-        source: the node; or ``the loss``, ``the metrics``, ``the random key``, ``between nodes``; or ``the optimizer``, for
-            what it does besides the updates of parameters that a node reads.
-        seconds: in a step, by phase.
-        bytes: read and written in a step, by phase.
-        between: seconds in a step that no node took.
+        source: the node; or ``the loss``, ``the metrics``, ``the random key``, ``between nodes``; or ``the optimizer``, for its
+            work besides the updates of parameters that a node reads.
+        seconds: seconds per step, by phase.
+        bytes: bytes read and written per step, by phase.
+        between: seconds per step outside nodes.
         runs: nodes of the step that compute it.
     """
 
@@ -53,19 +53,19 @@ class SourceTime:
 
     @property
     def total(self) -> float:
-        """Seconds in a step, over all phases."""
+        """Seconds per step, over all phases."""
         return sum(self.seconds.values()) + self.between
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a step goes.
+    """The time of a step by node.
 
     Attributes:
-        engine: that ran it.
-        recording: of its nodes. Of its steps the quicker half counts: in the others the machine was busy with something else.
-        owners: for state entries, the node of the model that reads them, or the parameter that they belong to, first.
-        sizes: of state entries, in bytes. Where a call updates several, its time and its bytes are divided among them by these.
+        engine: name of the engine.
+        recording: recording of its nodes. Only the faster half of the steps counts: during the others the machine was busy.
+        owners: for each state entry, the node of the model that reads it first, or reads its parameter first.
+        sizes: sizes of state entries in bytes. If a call updates several, its time and bytes are divided in proportion.
     """
 
     engine: str
@@ -75,18 +75,18 @@ class Profile:
 
     @property
     def step_seconds(self) -> float:
-        """How long a step took, in seconds, the profiler's own work with it."""
+        """The seconds of a step, including the profiler's overhead."""
         return sum(self.recording.steps[step] for step in self._counted) / len(self._counted)
 
     @cached_property
     def _counted(self) -> frozenset[int]:
-        """The steps of the quicker half."""
+        """The faster half of the steps."""
         times = self.recording.steps
         return frozenset(sorted(range(len(times)), key=times.__getitem__)[: (len(times) + 1) // 2])
 
     @property
     def sources(self) -> list[SourceTime]:
-        """The nodes of the model by the time that they take, the longest first; their times add up to ``step_seconds``."""
+        """The nodes of the model by time, the longest first; the times add up to ``step_seconds``."""
         steps = len(self._counted)
         rows: dict[str, SourceTime] = {}
         for run in self.recording.runs:
@@ -101,7 +101,7 @@ class Profile:
         return sorted([*rows.values(), SourceTime(BETWEEN, between=left)], key=lambda row: -row.total)
 
     def _places(self, run: NodeRun) -> list[tuple[str, str, float]]:
-        """The rows that a run counts into, the phase, and its share of each."""
+        """The rows of a run, with the phase and the run's share of each."""
         owned = [entry for entry in run.entries if entry in self.owners]
         if not owned:
             return [(*_place(run), 1.0)]
@@ -113,7 +113,7 @@ class Profile:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of a step by phase; what lies between nodes is in none."""
+        """Seconds per step by phase; time between nodes is left out."""
         return {phase: sum(row.seconds[phase] for row in self.sources) for phase in PHASES}
 
     def table(self) -> list[list[Any]]:
@@ -142,7 +142,7 @@ class Profile:
             writer.writerows(self.table())
 
     def write_trace(self, path: str | Path) -> None:
-        """Write a trace that chrome://tracing and https://ui.perfetto.dev show: a lane for each phase.
+        """Write a trace for chrome://tracing and https://ui.perfetto.dev, with a lane for each phase.
 
         Source: Trace Event Format (Google, 2016), complete events ("ph": "X"), times in microseconds.
 
@@ -178,19 +178,19 @@ def profile(
     steps: int = 10,
     seed: int = 0,
 ) -> Profile:
-    """Run steps on a state of their own, and return where their time goes.
+    """Run steps on a separate state, and return their time by node.
 
     Args:
-        program: what to train; from its initial state.
-        batch: as ``Session.step`` takes it; of each step.
-        engine, device, threads: as ``Session`` takes them; ``onnxruntime`` and ``torch`` can tell.
-        steps: how many are recorded, after one that is not.
-        seed: of the random key.
+        program: the program, run from its initial state.
+        batch: batch of every step, as in ``Session.step``.
+        engine, device, threads: as in ``Session``; ``onnxruntime`` and ``torch`` support profiles.
+        steps: number of recorded steps, after one that is not recorded.
+        seed: seed of the random key.
 
     Raises:
-        ConfigurationError: ``steps`` is no whole number of at least one.
+        ConfigurationError: ``steps`` is not a whole number of at least one.
         InputError: the batch does not fit the program.
-        EngineError: the engine cannot tell, or fails.
+        EngineError: the engine does not support profiles, or fails.
     """
     if not is_whole(steps) or steps < 1:
         raise ConfigurationError(f"steps={steps!r}: give a whole number of at least one")
@@ -214,7 +214,7 @@ def owners_of(program: Program) -> dict[str, str]:
             entry = entries.get(value)
             if entry is None:
                 continue
-            if source is None:  # a cast, or whatever else a pass put in: what reads its result is looked for
+            if source is None:  # a cast or another node from a pass: continue with the readers of its result
                 entries |= dict.fromkeys(node.outputs, entry)
             elif not source.startswith(GRADIENT):
                 readers.setdefault(entry, source)
@@ -224,7 +224,7 @@ def owners_of(program: Program) -> dict[str, str]:
 
 
 def _place(run: NodeRun) -> tuple[str, str]:
-    """The row and the phase that a run counts into."""
+    """The row and the phase of a run."""
     source = run.source or UNKNOWN
     if source in UPDATES:
         return OPTIMIZER, UPDATE
@@ -243,7 +243,7 @@ def _made(path: str | Path) -> Path:
 
 
 def shortened(rows: Sequence[Sequence[Any]], most: int) -> list[list[Any]]:
-    """Return the first rows of a table, and one with the sums of the others."""
+    """Return the first rows of a table, and a row with the sums of the others."""
     if len(rows) <= most + 1:
         return [list(row) for row in rows]
     rest = rows[most:]

@@ -1,4 +1,4 @@
-"""The progress of a run as a person sees it: a bar on a terminal, lines elsewhere."""
+"""The progress of a run for the user: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from burnish.settings import call_hint
 from burnish.training.cells import in_notebook
 
 EPOCHS_SHOWN = 10
-"""In a cell of a notebook: lines of epochs, the last ones."""
+"""Most lines of epochs in a notebook cell."""
 SECONDS_BETWEEN = 0.5
-"""Between two changes of a cell."""
+"""Seconds between two updates of a cell."""
 LINE_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         epoch: number of the epoch, from 1.
@@ -45,38 +45,38 @@ class Reached:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Where a trainer reports to."""
+    """The receiver of a trainer's progress."""
 
     def start(self, step: int, steps: int) -> None:
-        """The run begins, or goes on, at ``step`` of ``steps``."""
+        """Report that the run begins, or resumes, at ``step`` of ``steps``."""
         ...
 
     def step(self, reached: Reached) -> None:
-        """A step is done."""
+        """Report a finished step."""
         ...
 
     def epoch(self, reached: Reached, evaluation: Mapping[str, float]) -> None:
-        """An epoch is done; ``evaluation`` is empty where there is no evaluation data."""
+        """Report a finished epoch; ``evaluation`` is empty if there is no evaluation data."""
         ...
 
     def note(self, text: str) -> None:
-        """Something a person wants to know."""
+        """Show a note to the user."""
         ...
 
     def close(self) -> None:
-        """The run is over, or stopped."""
+        """Report that the run is over, or stopped."""
         ...
 
 
 def progress_of(progress: bool | Progress, reports: bool = True) -> Progress:
-    """Return what shows the progress of a run: the object itself, or what suits the terminal, or nothing.
+    """Return the progress display of a run: the given object, one that suits the terminal, or none.
 
     Args:
-        progress: as ``Trainer`` takes it.
+        progress: as in ``Trainer``.
         reports: False for a worker that leaves reports to another.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: the value is none of these.
     """
     if isinstance(progress, bool):
         return automatic() if progress and reports else Silent()
@@ -108,7 +108,7 @@ class Silent:
 
 
 class Lines:
-    """One line an epoch, and one a minute at most within it: for logs and pipes."""
+    """One line per epoch, and at most one per minute within it: for logs and pipes."""
 
     def __init__(self) -> None:
         self._speed = _Speed()
@@ -137,12 +137,12 @@ class Lines:
         self._last_line = time.monotonic()
         try:
             print(escaped(text), flush=True)
-        except BrokenPipeError:  # as after | head: nobody reads any more, and the run goes on
+        except BrokenPipeError:  # after | head nobody reads any more, and the run continues
             drop_output(sys.stdout)
 
 
 class Bar:
-    """A bar with loss, metrics, samples per second and time left; one line stays for each epoch."""
+    """A bar with loss, metrics, samples per second and time left; one line remains for each epoch."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, TextColumn
@@ -184,7 +184,7 @@ class Bar:
 
 
 class NotebookProgress(Lines):
-    """The progress of a run in one place of a cell, which changes: a bar, and the last epochs; notes are lines of their own."""
+    """Progress that updates in place in a notebook cell: a bar and the last epochs; notes are separate lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class _Speed:
         self._first_step = step
 
     def step(self, reached: Reached) -> None:
-        # The first step also loads the graph: timing begins after it.
+        # The first step also loads the graph, so timing begins after it.
         if self._begin is None:
             self._begin, self._first_step, self._samples_before = time.monotonic(), reached.step, reached.samples
 
@@ -250,14 +250,14 @@ class _Speed:
 
 
 def automatic() -> Progress:
-    """Return what changes in its place in a cell of a notebook, a bar where standard output is a terminal, lines elsewhere."""
+    """Return a display that updates in place in a notebook, a bar on a terminal, lines elsewhere."""
     if in_notebook():
         return NotebookProgress()
     return Bar() if sys.stdout is not None and sys.stdout.isatty() else Lines()
 
 
 def drop_output(stream: TextIO) -> None:
-    """Let what is written to standard output, or to the stream of errors, go nowhere from here on."""
+    """Discard further writes to standard output or standard error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

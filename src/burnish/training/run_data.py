@@ -1,4 +1,4 @@
-"""The data that a run trains on and evaluates on."""
+"""The training and evaluation data of a run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from burnish.warn import warn
 
 MOST_PROCESSES = 4
 RARE = 1e-3
-"""Below this a chance is none."""
+"""Probability below which chance is ruled out."""
 FEW_IMAGES = 1000
-"""Up to so many, one process has decoded them before others have begun."""
+"""Most images for which one process is faster than the start of others."""
 COMPUTED_ONCE = (
     ", and the features of this program are computed once, by one process: leave that out, or compile without cached_features"
 )
@@ -47,15 +47,15 @@ class RunData:
     """Data sets that fit a program.
 
     Attributes:
-        train: to train on.
-        evaluation: to evaluate on after each epoch; None where there is none.
-        described: what the training data say of themselves, and the evaluation data are read by.
+        train: training data.
+        evaluation: evaluation data after each epoch, or None.
+        described: description of the training data, used to read the evaluation data.
         augment: random changes to batches of the training data.
-        changes: these and those of images, in words; None where there are none, or they are a function of the user's.
-        remarks: what was said of the data since they are read.
-        spec: what the program takes.
-        cut: a line that says so where texts are longer than the model takes; else None.
-        split: what of the training data is held out for evaluation; None where nothing is.
+        changes: these and the changes to images, in words; None if there are none, or for a user's function.
+        remarks: remarks on the data reported so far.
+        spec: inputs of the program.
+        cut: a note if texts are longer than the model takes, else None.
+        split: held-out part of the training data, or None.
     """
 
     train: Dataset | Batches
@@ -82,17 +82,17 @@ class RunData:
         seed: int = 0,
         kept: dict[str, Any] | None = None,
     ) -> RunData:
-        """Open both sources, as ``Trainer`` takes them.
+        """Open both sources as in ``Trainer``.
 
         Args:
-            program: what trains.
-            train, evaluation, pixels, text, augment, sound: as ``Trainer`` takes them.
-            asked, seed, kept: what is held out of the training data, as ``burnish.data.splitting.held_out`` takes it.
+            program: the program to train.
+            train, evaluation, pixels, text, augment, sound: as in ``Trainer``.
+            asked, seed, kept: held-out part of the training data, as in ``burnish.data.splitting.held_out``.
 
         Raises:
             ConfigurationError: ``augment`` does not fit the data or the loss.
-            DataError: data that cannot be read, or that do not fit the program.
-            InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
+            DataError: the data cannot be read, or do not fit the program.
+            InputError: evaluation data do not fit the program (checked now rather than after an epoch of training).
         """
         spec = DataSpec.by(program)
         if asked is not None and is_batches(train):
@@ -138,7 +138,7 @@ class RunData:
     def _of_batches(
         cls, program: Program, train: DataSource, evaluation: DataSource | None, spec: DataSpec, **options: Any
     ) -> RunData:
-        """Open sources of which one at least gives batches as they come."""
+        """Open sources, at least one of them an iterable of batches."""
         asked = [name for name, value in options.items() if value is not None and is_batches(train)]
         if asked or program.features is not None:
             what = asked[0] if asked else "cached_features"
@@ -162,10 +162,10 @@ class RunData:
     def augmented(
         dataset: Dataset, augment: Augmentation | str | ImageAugmentation | None, spec: DataSpec
     ) -> tuple[Dataset, Augmentation | None, str | None]:
-        """Return the data set that changes its images as asked, what changes its batches, and both in words.
+        """Return the data set with changes to its images, the changes to its batches, and both in words.
 
         Raises:
-            ConfigurationError: changes to images are asked for, and the data are none that are decoded here.
+            ConfigurationError: changes to images are requested, but the data are not image files.
         """
         if augment is None or not isinstance(augment, str | ImageAugmentation):
             return dataset, augment, None
@@ -183,14 +183,14 @@ class RunData:
         """Return the batches of one worker; a last one that the program does not take is left out.
 
         Args:
-            program: what they are for.
+            program: the program to train.
             batch_size: samples in a batch of all workers.
-            seed: of their order and of random changes.
-            group: the workers, of which this is one.
-            processes: that read ahead; None: some, where images are decoded in every epoch.
+            seed: seed of the order and of random changes.
+            group: workers, including this one.
+            processes: processes that read ahead; None: some if images are decoded in every epoch.
 
         Raises:
-            ConfigurationError: several workers, for a program whose features are computed once.
+            ConfigurationError: a program with cached features has several workers.
         """
         if program.features is not None and group.world_size > 1:
             raise ConfigurationError(f"several workers train{COMPUTED_ONCE}")
@@ -217,7 +217,7 @@ class RunData:
         )
 
     def evaluation_loader(self, program: Program, batch_size: int) -> Loader | None:
-        """Return the batches to evaluate on, in order; a last one is left out where the model takes no other size."""
+        """Return the evaluation batches in order; a partial one is left out if the model's batch size is fixed."""
         if isinstance(self.evaluation, Batches):
             assert self.spec is not None
             return BatchLoader(self.evaluation, self.spec)
@@ -227,7 +227,7 @@ class RunData:
         return Loader(self.evaluation, batch_size, shuffle=False, drop_last=drop_last, spec=DataSpec.of_steps(program))
 
     def _not_evaluated(self, program: Program, batch_size: int) -> int:
-        """How many of the samples to evaluate on make no batch that the model takes."""
+        """The number of evaluation samples that do not fill a batch of the model."""
         if self.evaluation is None or isinstance(self.evaluation, Batches) or fixed_batch(program) is None:
             return 0
         try:
@@ -236,22 +236,22 @@ class RunData:
             raise ConfigurationError(f"{'eval_data' if self.split is None else 'eval_split'}: {error}") from error
 
     def fill(self, features: Features, batch_size: int, folder: Path) -> Iterator[str]:
-        """Compute the features of data sets that begin at them, where they are not there; give a line for each.
+        """Compute the missing features of data sets; yield a line for each.
 
         Args:
-            features, batch_size, folder: as ``FeatureDataset.fill`` takes them.
+            features, batch_size, folder: as in ``FeatureDataset.fill``.
         """
         for data in (self.train, self.evaluation):
             if isinstance(data, FeatureDataset) and not data.is_filled:
                 yield data.fill(features, batch_size, folder, reading_processes(data.source, is_once=True))
 
     def notes(self, program: Program, loader: Loader, epochs: int) -> list[str]:
-        """Return what a person wants to know of the data, and of the steps that a run over them has.
+        """Return notes for the user on the data and the steps of a run.
 
         Args:
-            program: what trains.
-            loader: as ``training_loader`` returns it.
-            epochs: of the run.
+            program: the program to train.
+            loader: result of ``training_loader``.
+            epochs: epochs of the run.
 
         Raises:
             ConfigurationError: the run has fewer steps than an update accumulates.
@@ -269,9 +269,9 @@ class RunData:
         return notes + accumulation_notes(program, epochs * len(loader))
 
     def warn_of_few_classes(self, program: Program) -> None:
-        """Warn where the data have fewer classes than the model has outputs for: it learns that nothing is of the others.
+        """Warn if the data have fewer classes than the model has outputs: it learns that the others never occur.
 
-        Of labels that are numbers the largest tells, where so many samples would hardly miss the classes above it by chance.
+        For numeric labels the largest counts, if that many samples would hardly miss higher classes by chance.
         """
         labels = program.signature["step"].inputs_of(Role.LABEL)
         if len(labels) != 1 or len(labels[0].extents) != 1 or labels[0].maximum is None or labels[0].dtype.is_floating_point():
@@ -297,14 +297,14 @@ class RunData:
             )
 
     def new_remarks(self) -> list[str]:
-        """Return what became known of the data as they were read, and was not known at the last call."""
+        """Return remarks on the data that are new since the last call."""
         remarks = [remark for data in (self.train, self.evaluation) if (remark := getattr(data, "remark", None)) is not None]
         new = [remark for remark in remarks if remark not in self.remarks]
         self.remarks = tuple(remarks)
         return new
 
     def course(self) -> dict[str, Any]:
-        """Return what of the data a run must find again when it is resumed."""
+        """Return the properties of the data that a resumed run must match."""
         preprocessing, text = self.described.preprocessing, self.described.text
         asked = None if self.split is None else self.split.asked.text()
         course = {
@@ -320,16 +320,16 @@ class RunData:
 
 
 def _begun(program: Program, dataset: Dataset, name: str) -> Dataset:
-    """A data set as the steps of a program take it."""
+    """A data set in the form that the steps of a program take."""
     return dataset if program.features is None else FeatureDataset(dataset, name)
 
 
 def reading_processes(dataset: Dataset, is_once: bool = False) -> int:
-    """Return how many processes are to read a data set ahead, where nobody says: none where images are decoded once and kept.
+    """Return the default number of processes that read a data set ahead: none if images are decoded once and kept.
 
     Args:
-        dataset: what is read.
-        is_once: it is read a single time.
+        dataset: the data set.
+        is_once: True if it is read only once.
     """
     if not isinstance(dataset, DecodedImages) or (dataset.read_once and not (is_once and len(dataset) > FEW_IMAGES)):
         return 0
@@ -337,7 +337,7 @@ def reading_processes(dataset: Dataset, is_once: bool = False) -> int:
 
 
 def batches_per_epoch(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
-    """Return how many steps an epoch over so many samples has. A last batch of a size that the program does not take is left out.
+    """Return the steps of an epoch over so many samples, without a last batch of a size that the program does not take.
 
     Raises:
         ConfigurationError: as ``samples_left_out``.
@@ -347,13 +347,13 @@ def batches_per_epoch(program: Program, samples: int, batch_size: int, workers: 
 
 
 def samples_left_out(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
-    """Return how many samples at the end of an epoch make no batch that the program takes.
+    """Return the number of samples at the end of an epoch that do not fill a batch of the program.
 
     Args:
-        program: what trains, or is evaluated.
-        samples: of the data.
+        program: the program to train or evaluate.
+        samples: samples in the data.
         batch_size: samples in a batch of all workers.
-        workers: how many share a batch.
+        workers: number of workers that share a batch.
 
     Raises:
         ConfigurationError: the program takes no batch of ``batch_size``, or of as many samples as there are.
@@ -369,33 +369,33 @@ def samples_left_out(program: Program, samples: int, batch_size: int, workers: i
 
 
 def fixed_batch(program: Program) -> int | None:
-    """The number of samples that the model takes at once; None where any will do."""
+    """Return the fixed batch size of the model; None if any size fits."""
     if program.options.get("batch"):
         return None
     return fixed_samples(program.signature.samples)
 
 
 def fixed_samples(entries: Iterable[Entry]) -> int | None:
-    """The number of samples that inputs hold at once; None where any will do."""
+    """Return the fixed number of samples of inputs; None if any number fits."""
     return fixed_extent(sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None)
 
 
 def fixed_extent(samples: Iterable[object]) -> int | None:
-    """The number that the extents of the samples of all inputs are; None where they differ, or are open."""
+    """Return the common fixed extent of the sample axes; None if they differ, or are open."""
     different = set(samples)
     extent = different.pop() if len(different) == 1 else None
     return extent if isinstance(extent, int) else None
 
 
 def accumulation_notes(program: Program, steps: int) -> list[str]:
-    """Return a note on the last steps of a run, where they are too few for an update that accumulates.
+    """Return a note if the last steps of a run are too few for an accumulating update.
 
     Args:
-        program: what trains.
-        steps: of the run.
+        program: the program to train.
+        steps: steps of the run.
 
     Raises:
-        ConfigurationError: so are all of its steps, and nothing would train.
+        ConfigurationError: all steps are too few, and nothing would train.
     """
     every = steps_to_an_update(program.options.get("optimizer"))
     if steps < every:
@@ -412,7 +412,7 @@ def accumulation_notes(program: Program, steps: int) -> list[str]:
 
 
 def _check_fixed(program: Program, samples: int, batch_size: int, workers: int) -> None:
-    """Raise ConfigurationError where no batch is of the size that a model fixes."""
+    """Raise ConfigurationError if no batch has the fixed size of a model."""
     fixed = fixed_batch(program)
     if fixed is None or min(samples, batch_size) == fixed * workers:
         return
@@ -428,27 +428,27 @@ def _check_fixed(program: Program, samples: int, batch_size: int, workers: int) 
 
 
 FEWEST = 2
-"""Tokens that any model takes."""
+"""Fewest tokens, which any model takes."""
 
 
 def within_the_model(
     program: Program, dataset: Dataset, asked: Text | None, reopened: Callable[[Text], Dataset]
 ) -> tuple[Dataset, str | None]:
-    """Return data whose texts the model can take, cut off where they are longer, and a line that says so; None where none are.
+    """Return data with texts cut to the model's length, and a note; None if none are longer.
 
-    The model is run on the longest text, padded to 512 tokens where texts may have so many; where it fails on that and not on two
-    tokens, the largest number that it takes is searched. The data are then opened with this length, so that other texts, such as
-    those that are evaluated on, are cut off there too.
+    The model is run on the longest text, padded to 512 tokens if texts may have so many; if that fails but two tokens work, the
+    largest working length is searched. The data are then opened with this length, so that other texts, such as evaluation data,
+    are cut there too.
 
     Args:
-        program: of the model. Nothing is run where the model says how long its texts are, or takes one length only.
-        dataset: the data; what are no texts stays as it is.
-        asked: the settings that the caller gave.
-        reopened: opens the same data with other settings.
+        program: program of the model. Nothing is run if the model records its length, or takes only one length.
+        dataset: the data; other data than texts are returned unchanged.
+        asked: settings of the caller.
+        reopened: function that opens the same data with other settings.
 
     Raises:
-        ConfigurationError: the caller asked for texts longer than the model takes.
-        DataError: a text is longer, and the settings say that this is an error.
+        ConfigurationError: the caller requested texts longer than the model takes.
+        DataError: a text is longer, and the settings make that an error.
     """
     if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
         return dataset, None
@@ -462,7 +462,7 @@ def within_the_model(
 def within_the_opened(
     model: TrainedModel, dataset: Dataset, asked: Text | None, reopened: Callable[[Text], Dataset]
 ) -> tuple[Dataset, str | None]:
-    """Return data that a model which is only read can take; as ``within_the_model``."""
+    """Return data cut to the length of an opened model, as ``within_the_model``."""
     if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
         return dataset, None
     names = [entry.name for entry in model.to_predict.data]
@@ -473,7 +473,7 @@ def within_the_opened(
 def _cut_off(
     dataset: TextDataset, taken: int | None, asked: Text | None, reopened: Callable[[Text], Dataset]
 ) -> tuple[Dataset, str | None]:
-    """The data opened again for a model that takes so many tokens, and a line; as they are where it takes all that there are."""
+    """The data reopened for a model with this limit of tokens, and a note; unchanged without a limit."""
     if taken is None:
         return dataset, None
     if asked is not None and asked.length is not None:
@@ -494,12 +494,12 @@ def _cut_off(
 
 
 def length_of(dataset: TextDataset, spec: DataSpec) -> TextDescription:
-    """What a model says of texts for runs to come: what it said before, and their length, which is then known to fit."""
+    """Return the text description for the model's metadata: the earlier one, with the length now known to fit."""
     return replace(spec.described.text or TextDescription(), length=dataset.text.length)
 
 
 def _longest(predict: Callable[[Mapping[str, np.ndarray]], object], dataset: TextDataset) -> int | None:
-    """The largest number of tokens that the model takes; None where it takes all that texts may have, or even two fail."""
+    """The largest number of tokens that the model takes; None if it takes all that texts may have, or fails even on two."""
     most = max(dataset.longest, min(dataset.text.length or 0, LONGEST))
 
     def fits(tokens: int) -> bool:

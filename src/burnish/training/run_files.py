@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 
 LATEST, BEST = "latest.safetensors", "best.safetensors"
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
-# What is under way when a process is killed: our own partial files, and those that safetensors writes before them.
+# Partial files of a killed process: our own, and those that safetensors writes first.
 _LEFT_BEHIND = re.compile(r"\.(latest|best|step-\d+)\.safetensors\.[0-9a-f]{8}\.partial|\.tmp[A-Za-z0-9]{6}")
 
 
 class CheckpointFolder:
-    """The folder ``checkpoints`` of a run. Every file in it is whole; none is written over, only replaced.
+    """The folder ``checkpoints`` of a run. Every file in it is complete; files are replaced, never overwritten.
 
-    ``latest.safetensors`` is the last state, ``step-<steps>.safetensors`` the last ``keep`` of them (the newest is the same
-    file as ``latest``, not a copy, where the file system can do that), ``best.safetensors`` the best, which may be the same file
-    too.
+    ``latest.safetensors`` is the last state, ``step-<steps>.safetensors`` the last ``keep`` of them (the newest is a hard link to
+    ``latest`` if the file system has them), ``best.safetensors`` the best, which may be a link too.
 
     Args:
-        folder: made when the first file is written.
-        keep: how many checkpoints of the rolling set to keep; 1 keeps ``latest`` alone.
-        journal: save them as ``Session.save_checkpoint`` does with ``journal``.
+        folder: the folder, created with the first file.
+        keep: size of the rolling set; 1 keeps only ``latest``.
+        journal: True to save with a journal, as ``Session.save_checkpoint``.
     """
 
     def __init__(self, folder: Path, keep: int = 1, journal: bool = False):
@@ -63,12 +62,12 @@ class CheckpointFolder:
 
     @property
     def exists(self) -> bool:
-        """Return whether there is a run to resume here."""
+        """True if there is a run to resume."""
         return self.latest.exists() or bool(self.numbered)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the newest whole checkpoint says of its model's data; nothing where there is none."""
+        """The metadata of the newest complete checkpoint; empty if there is none."""
         for path in (self.latest, *self.numbered):
             try:
                 with open_checkpoint(path) as checkpoint:
@@ -78,7 +77,7 @@ class CheckpointFolder:
         return {}
 
     def clear(self) -> None:
-        """Remove the checkpoints of an earlier run, and what a killed process left half written."""
+        """Remove the checkpoints of an earlier run, and partial files of a killed process."""
         for path in (self.latest, self.best, *self.numbered, *self._left_behind()):
             path.unlink(missing_ok=True)
         remove_unused(self.folder)
@@ -87,12 +86,12 @@ class CheckpointFolder:
         """Write the latest checkpoint, and drop the oldest of the rolling set.
 
         Args:
-            session: whose state is saved.
-            extra: kept with it.
-            is_best: the best checkpoint was just written of this state with this ``extra``: the latest is then the same file.
+            session: session with the state.
+            extra: values stored with it.
+            is_best: True if the best checkpoint was just written with this state and ``extra``: the latest becomes a link to it.
 
         Raises:
-            CheckpointError: the state holds NaN or infinite values, or a file cannot be written; earlier ones are untouched.
+            CheckpointError: the state has NaN or infinite values, or a file cannot be written; earlier ones are untouched.
         """
         if is_best and not self.journal:
             _link(self.best, self.latest)
@@ -104,18 +103,17 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def save_best(self, session: Session, extra: Mapping[str, Any]) -> None:
-        """Write the best checkpoint, in place of an earlier one."""
+        """Write the best checkpoint, replacing an earlier one."""
         session.save_checkpoint(self.best, extra, self.journal)
 
     def restore(self, session: Session) -> tuple[dict[str, Any], Path, list[str]]:
-        """Restore the newest checkpoint that is whole, and remove what a killed process left half written.
+        """Restore the newest complete checkpoint, and remove partial files of a killed process.
 
         Returns:
-            The ``extra`` that it was saved with, its file, and a sentence on each newer file that was passed over, and on what
-            was dropped of a journal.
+            The ``extra`` stored with it, its file, and a sentence on each newer file skipped, and on dropped parts of a journal.
 
         Raises:
-            CheckpointError: there is none, or none is whole; the message is that of the newest.
+            CheckpointError: there is none, or none is complete; the message is that of the newest.
         """
         first: CheckpointError | None = None
         passed_over: list[str] = []
@@ -142,13 +140,13 @@ class CheckpointFolder:
 
 
 def _link(source: Path, path: Path) -> None:
-    """Give a file another name, in place of what has it; a copy, where the file system has no hard links.
+    """Give a file a second name, replacing another file; a copy if the file system has no hard links.
 
     Raises:
         CheckpointError: the file cannot be written.
     """
     with replacing(path) as partial:
-        partial.unlink()  # a link takes the place of no file
+        partial.unlink()  # a hard link cannot replace a file
         try:
             os.link(source, partial)
         except OSError:
@@ -158,16 +156,16 @@ def _link(source: Path, path: Path) -> None:
 AVERAGE = "average"
 RECORD = "run.json"
 RESULTS = "results"
-"""In the record: paths, from the folder on, of what the command let the run write there."""
+"""Key of the record with the paths, relative to the folder, of further results."""
 WITHOUT_RECORD = ("tuned.onnx", "takeover.json", "tokenizer.json")
 WITH_RECORD = (*WITHOUT_RECORD, "run.toml", "report.html", "profile.csv", "profile.trace.json", "events")
-"""What a run may write into its folder beside the program, checkpoints and figures, which a new run replaces."""
+"""Files that a run may write besides the program, checkpoints and figures; a new run replaces them."""
 LOGGED = ("events.out.tfevents.", "adapter_config.json", "adapter_model.safetensors")
-"""How names of files in folders of TensorBoard and PEFT begin."""
+"""Prefixes of files in folders of TensorBoard and PEFT."""
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is the folder of a run."""
+    """Return True if a path is the folder of a run."""
     return (path / "checkpoints").is_dir() and (path / "program").is_dir()
 
 
@@ -176,7 +174,7 @@ def checkpoint_of(source: Path, best: bool | None = None) -> Path:
 
     Args:
         source: the folder of a run, or a checkpoint.
-        best: of a run, the best epoch instead of the latest state; None: what the run exported.
+        best: for a run, True for the best epoch, False for the latest state; None: the exported one.
 
     Raises:
         CheckpointError: there is none.
@@ -200,25 +198,25 @@ def checkpoint_of(source: Path, best: bool | None = None) -> Path:
 
 
 def program_beside(checkpoint: Path) -> Path | None:
-    """Return the program that the run of a checkpoint keeps in its folder, or None where there is none."""
+    """Return the program in the run folder of a checkpoint, or None."""
     return next((folder / "program" for folder in checkpoint.absolute().parents[:2] if (folder / "program").is_dir()), None)
 
 
 def exported_parameters(run: Path) -> str | None:
-    """Return what the run in a folder exported: the parameters (None, also where it does not say), or their ``average``."""
+    """Return the kind of weights that a run exported: ``average``, or None for the parameters (also if not recorded)."""
     return AVERAGE if read_record(run).get("parameters") == AVERAGE else None
 
 
 def exported_best(run: Path) -> bool:
-    """Return whether the run in a folder exported its best epoch, as one that tunes on evaluation data does, and not the last."""
+    """Return True if a run exported its best epoch, as fine-tuning with evaluation data does, instead of its last."""
     return exported_epoch(_ending(run).get("tuned")) is not None and (run / "checkpoints" / BEST).is_file()
 
 
 def exported_epoch(figures: Any) -> dict[str, Any] | None:
-    """Return the epoch that a run exported as its best, from the figures that ``take_best`` returns.
+    """Return the epoch that a run exported as its best, from the figures of ``take_best``.
 
     Returns:
-        ``epoch``, ``metric`` and ``value``, and ``stage`` where that is an earlier one; None where the last epoch was exported.
+        ``epoch``, ``metric`` and ``value``, and ``stage`` for an earlier stage; None if the last epoch was exported.
     """
     if not isinstance(figures, dict) or figures.get("data") != "evaluation":
         return None
@@ -230,17 +228,17 @@ def exported_epoch(figures: Any) -> dict[str, Any] | None:
 
 
 def exported_figures(run: Path, names: Sequence[str]) -> dict[str, float] | None:
-    """Return figures on the evaluation data of the epoch that a run exported as its best.
+    """Return evaluation figures of the epoch that a run exported as its best.
 
     Args:
-        run: its folder.
-        names: of the loss and the metrics.
+        run: folder of the run.
+        names: names of the loss and the metrics.
 
     Returns:
-        The figures, as ``metrics.csv`` of the run or of its stage has them; None where the run exported its last epoch.
+        The figures in ``metrics.csv`` of the run or its stage; None if the run exported its last epoch.
 
     Raises:
-        CheckpointError: the table cannot be read, or does not have them.
+        CheckpointError: the table cannot be read, or lacks them.
     """
     exported = exported_epoch(_ending(run).get("tuned"))
     if exported is None:
@@ -257,19 +255,19 @@ def exported_figures(run: Path, names: Sequence[str]) -> dict[str, float] | None
 
 
 def best_of(run: Path) -> dict[str, Any] | None:
-    """Return the best epoch of the run in a folder, as ``TrainingResult.best`` has it; None where the folder does not say."""
+    """Return the best epoch of the run in a folder, as in ``TrainingResult.best``; None if it is not recorded."""
     best = _ending(run).get("best")
     return best if isinstance(best, dict) and {"epoch", "metric", "value"} <= best.keys() else None
 
 
 def _ending(run: Path) -> dict[str, Any]:
-    """What a run came to; empty where its folder does not say."""
+    """The recorded result of a run; empty if there is none."""
     ending = read_record(run).get("result")
     return ending if isinstance(ending, dict) else {}
 
 
 def remove_results(run: Path, also: Sequence[str] = ()) -> None:
-    """Remove from a folder what the run in it has written beside checkpoints and figures, and ``also``; nothing else."""
+    """Remove the results of a run from its folder, except checkpoints and figures, and the names in ``also``."""
     record = read_record(run)
     listed = record.get(RESULTS, [])
     named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -284,18 +282,18 @@ def remove_results(run: Path, also: Sequence[str] = ()) -> None:
         for child in beside:
             child.unlink(missing_ok=True)
         if path.is_dir():
-            with contextlib.suppress(OSError):  # something else is in it
+            with contextlib.suppress(OSError):  # the folder may hold other files
                 path.rmdir()
 
 
 def files_of(run: Path) -> list[str]:
-    """The model and the data that a run was made of, as its record names them."""
+    """Return the model and the data of a run, as its record names them."""
     record = read_record(run)
     return [record[name] for name in ("model", "data") if isinstance(record.get(name), str)]
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """Return what ``burnish train`` recorded of a run in its folder; empty where nothing can be read."""
+    """Return the record of ``burnish train`` in the folder of a run; empty if it cannot be read."""
     try:
         record = read_json_file(run / RECORD)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The folder of a run: the table of its figures, their curves, and checkpoints that say where the run was."""
+"""The folder of a run: the table of its figures, their curves, and checkpoints with the position of the run."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RunFolder:
 
     Args:
         path: the folder.
-        course: what the course of the run depends on, beside the program: a resumed run has to agree.
-        keep, journal: as ``CheckpointFolder`` takes them.
-        callbacks: whose states checkpoints keep.
-        data: what the run trains on, which a resumed run has to find unchanged; None where that cannot be asked.
-        split: what of the data is held out, which the folder of a new run keeps; None where nothing is.
+        course: settings that determine the run besides the program; a resumed run must match them.
+        keep, journal: as in ``CheckpointFolder``.
+        callbacks: callbacks with states to store in checkpoints.
+        data: training data, which must be unchanged in a resumed run; None to skip the check.
+        split: held-out part of the data, stored in the folder of a new run, or None.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class RunFolder:
         return [] if self._table is None else self._table.rows
 
     def take(self) -> None:
-        """Keep other runs out of the folder, until ``leave`` or the end of this process.
+        """Lock the folder against other runs, until ``leave`` or the end of this process.
 
         Raises:
-            ConfigurationError: another run goes on in it.
+            ConfigurationError: another run is active in it.
         """
         if self._lock is None:
             self._lock = RunLock(self.path)
 
     def enter(self) -> None:
-        """Begin to run in the folder; as ``take``."""
+        """Begin to run in the folder, as ``take``."""
         self.take()
         if self._lock is not None:
             self._lock.begin()
 
     def leave(self) -> None:
-        """Let other runs into the folder again."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -108,14 +108,14 @@ class RunFolder:
             )
 
     def restored(self, session: Session) -> tuple[Position, list[str]]:
-        """Restore the newest checkpoint that is whole.
+        """Restore the newest complete checkpoint.
 
         Returns:
-            Where the run was, and what was passed over or dropped, a sentence each.
+            The position of the run, and sentences on skipped or dropped files.
 
         Raises:
-            CheckpointError: there is none that is whole, it is no trainer's, or the run was started with other options.
-            DataError: it was started with other data.
+            CheckpointError: there is no complete one, it is not a trainer's, or the run was started with other options.
+            DataError: the run was started with other data.
         """
         if not self.checkpoints.exists:
             raise CheckpointError(f"There is nothing to resume in '{self.path}': start the run without resume")
@@ -141,16 +141,16 @@ class RunFolder:
     def begin(
         self, names: Sequence[str], training_only: Collection[str], last_step: int | None, evaluation_only: Sequence[str] = ()
     ) -> None:
-        """Make the folder and its table; a new run drops the checkpoints of an earlier one.
+        """Create the folder and its table; a new run drops the checkpoints of an earlier one.
 
         Args:
-            names: the figures that a step reports.
-            training_only: those of them that evaluation does not.
-            last_step: the step that a resumed run goes on from; None for a new run.
-            evaluation_only: the figures that evaluation alone reports.
+            names: figures that a step reports.
+            training_only: those of them without an evaluation figure.
+            last_step: step from which a resumed run continues; None for a new run.
+            evaluation_only: figures that only evaluation reports.
 
         Raises:
-            CheckpointError: the folder or the table cannot be written, or the table is not this run's.
+            CheckpointError: the folder or the table cannot be written, or the table belongs to another run.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class RunFolder:
                 f"The folder '{self.path}' cannot be made: {error}. Choose a folder you can write to"
             ) from error
         if self._data is not None:
-            _ = self._fingerprint  # of the data as they are before the first step
+            _ = self._fingerprint  # of the data before the first step
         self._names = [*names, *evaluation_only]
         self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only, evaluation_only)
         if last_step is None:
@@ -168,11 +168,11 @@ class RunFolder:
             else:
                 self._split.write(self.path)
             self.checkpoints.clear()
-            with contextlib.suppress(OSError):  # no picture may stop a run
+            with contextlib.suppress(OSError):  # a failing picture must not stop a run
                 (self.path / CURVES).unlink(missing_ok=True)
 
     def add_row(self, position: Position, averages: Mapping[str, float], evaluation: Mapping[str, float]) -> None:
-        """Append a row to the table: the averages since the last one, which begin again, and the figures of an evaluation."""
+        """Append a row to the table: the averages since the last row, which are reset, and evaluation figures."""
         assert self._table is not None
         self._table.append(
             {
@@ -188,7 +188,7 @@ class RunFolder:
         position.since_row = Means()
 
     def save(self, session: Session, position: Position, is_best: bool = False) -> None:
-        """Write the latest checkpoint; ``is_best``: nothing has happened since ``save_best``.
+        """Write the latest checkpoint; with ``is_best``, as a link to the one that ``save_best`` has just written.
 
         Raises:
             CheckpointError: as ``CheckpointFolder.save``.
@@ -200,10 +200,10 @@ class RunFolder:
         self.checkpoints.save_best(session, self._extra(position))
 
     def draw(self, at_once: bool = False) -> str | None:
-        """Draw the curves, once a minute at most unless it is to be at once.
+        """Draw the curves, at most once a minute unless ``at_once``.
 
         Returns:
-            None, or why they were not drawn although they were to be at once.
+            None, or with ``at_once`` the reason why they were not drawn.
         """
         if not self.rows or (not at_once and time.monotonic() - self._drawn < DRAW_EVERY_SECONDS):
             return None
@@ -211,7 +211,7 @@ class RunFolder:
         try:
             reason = draw_curves(self.rows, self.path / CURVES, self._names)
         except CheckpointError as error:
-            # A picture that cannot be written must not hide why a run stopped, nor stop one.
+            # A failing picture must not hide why a run stopped, nor stop one.
             reason = str(error)
         return reason if at_once else None
 
@@ -229,7 +229,7 @@ class RunFolder:
 
 
 class FollowedFolder(RunFolder):
-    """The folder of a run for all workers but the first. The first one keeps it; these give it their part of the state."""
+    """The folder of a run for all workers but the first, which writes it; the others give it their part of the state."""
 
     def begin(
         self, names: Sequence[str], training_only: Collection[str], last_step: int | None, evaluation_only: Sequence[str] = ()
@@ -253,10 +253,10 @@ ROWS_COMPARED = 8
 
 
 def fingerprint(dataset: Dataset) -> dict[str, str]:
-    """Return a hash of each of a few spread samples, by its number: of the names, dtypes, shapes and values of its arrays.
+    """Return hashes of a few spread samples, by index: of names, dtypes, shapes and values of their arrays.
 
-    A sample that cannot be read, or holds a NaN or infinite value, has none: it may be repaired before the run goes on. Nor has
-    any sample of a data set that gives the same one twice with other values.
+    A sample that cannot be read, or has a NaN or infinite value, is left out: it may be repaired before the run is resumed. A
+    data set that is not deterministic has no hashes.
     """
     source = dataset.source if isinstance(dataset, FeatureDataset) else dataset
     places = np.unique(np.linspace(0, len(source) - 1, ROWS_COMPARED).astype(np.int64)).tolist()
@@ -267,15 +267,15 @@ def fingerprint(dataset: Dataset) -> dict[str, str]:
 
 
 def check_fingerprint(found: object, now: Mapping[str, str], run: str, checkpoint: str) -> None:
-    """Check that a run goes on with the data that it was started with.
+    """Check that a run is resumed with the same data.
 
     Args:
-        found: what ``fingerprint`` returned of the data that the run was started with; None where nobody asked.
-        now: what it returns of those to go on with, which have as many samples.
-        run, checkpoint: what to call the run and its checkpoint in an error.
+        found: ``fingerprint`` of the original data; None if it was not stored.
+        now: ``fingerprint`` of the present data, with as many samples.
+        run, checkpoint: names of the run and its checkpoint in an error.
 
     Raises:
-        DataError: a sample is another one.
+        DataError: a sample differs.
     """
     if not isinstance(found, Mapping):
         return
@@ -291,7 +291,7 @@ def _hash(dataset: Dataset, place: int) -> str | None:
     try:
         sample: dict[str, Any] = dataset.batch(np.array([place], np.int64))
         arrays = {name: np.asarray(array) for name, array in sorted(sample.items())}
-    except Exception:  # whatever a data set raises, it says so again when the sample is trained on
+    except Exception:  # any error of a data set shows again when the sample is trained on
         return None
     digest = hashlib.sha256()
     for name, array in arrays.items():
@@ -303,7 +303,7 @@ def _hash(dataset: Dataset, place: int) -> str | None:
 
 
 def fresh_folder(folder: Path) -> Path:
-    """Return the folder for a new run: this one, or with the first number behind its name that no run has, from ``-2`` on."""
+    """Return the folder for a new run: this one, or with the first free suffix from ``-2`` on."""
     others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
     return next(each for each in itertools.chain([folder], others) if not CheckpointFolder(each / "checkpoints").exists)
 
@@ -319,12 +319,12 @@ REMEDY = "wait until it has ended, or stop it; or choose another folder (run_dir
 
 @dataclass
 class _Held:
-    """The lock of a folder, in the process that has it: a file that is open, and those that share it.
+    """The lock of a folder in the process that holds it: an open file, shared by several runs.
 
     Attributes:
-        file: its descriptor.
-        sharers: numbers of ``RunLock`` objects, in the order in which they came.
-        running: the one whose run goes on.
+        file: file descriptor.
+        sharers: ids of ``RunLock`` objects, in order of arrival.
+        running: id of the active one.
     """
 
     file: int
@@ -338,13 +338,13 @@ _changes = threading.RLock()
 
 
 class RunLock:
-    """The lock of a run's folder. In one process several may have it, of whose runs one at a time goes on (``begin``).
+    """The lock of a run's folder. Several runs in one process may share it, but only one is active (``begin``).
 
     Args:
-        folder: of the run; made if there is none. If it cannot be written to, or the disk has no locks, nothing is locked.
+        folder: folder of the run, created if missing. If it cannot be written to, or the disk has no locks, nothing is locked.
 
     Raises:
-        ConfigurationError: a run goes on in the folder, in another process or in this one.
+        ConfigurationError: a run is active in the folder, in another process or in this one.
     """
 
     def __init__(self, folder: Path):
@@ -368,10 +368,10 @@ class RunLock:
         self._release = weakref.finalize(self, _leave, self._path, self._number)
 
     def begin(self) -> None:
-        """Let the run of this lock go on, and no other.
+        """Make the run of this lock the active one.
 
         Raises:
-            ConfigurationError: another one in this process was prepared since in the same folder, or goes on.
+            ConfigurationError: another run of this process was prepared later in the same folder, or is active.
         """
         with _changes:
             held = _held.get(self._path)
@@ -393,10 +393,10 @@ class RunLock:
 
 
 def _locked(path: Path, folder: Path) -> int:
-    """Return the descriptor of a lock's file, which this process has locked now."""
+    """Lock a file in this process, and return its descriptor."""
     while True:
         try:
-            # Nobody else may open it: whoever can may also lock it. A link would lead to another file, which is written to.
+            # Only the owner may open it: whoever can open it can lock it. A link would redirect the write to another file.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
         except PermissionError as error:
             if os.path.lexists(path):
@@ -441,7 +441,7 @@ def _is_in_place(file: int, path: Path) -> bool:
 def _leave(path: Path, number: int) -> None:
     with _changes:
         held = _held.get(path)
-        if held is None or number not in held.sharers:  # of the process that this one was forked from
+        if held is None or number not in held.sharers:  # inherited from the parent process
             return
         held.sharers.remove(number)
         if held.running == number:
@@ -451,12 +451,12 @@ def _leave(path: Path, number: int) -> None:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 if held.made_folder:
-                    path.parent.rmdir()  # where nothing else came into it
+                    path.parent.rmdir()  # if the folder is empty
             os.close(held.file)
 
 
 def _forget_in_child() -> None:
-    """The locks are the parent's: a forked process must not keep them when that has ended."""
+    """Release the parent's locks: a forked process must not keep them after its parent ends."""
     global _changes
     _changes = threading.RLock()
     for held in _held.values():

@@ -1,4 +1,4 @@
-"""The position of a run in its data, which checkpoints hold, so that it goes on as if it had never stopped."""
+"""The position of a run in its data, stored in checkpoints so that a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclass
 class Position:
-    """Where a run is; with the session's state, all that it takes to go on.
+    """The position of a run; together with the session's state, all that resuming needs.
 
     Attributes:
-        epoch: the epoch under way, from 0.
-        batch: batches of it that are done.
-        step, samples, seconds: done since the run first started.
-        stepping, waited: seconds of these that steps took, with the waiting for their batches; and that waiting alone.
-        rate: learning rate of the last step; None before the first, and where there is none.
-        unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
-        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began; of sums, the sum.
-        best: as ``TrainingResult.best``.
-        best_loss: the loss of that epoch; None where there is none, or it is not known.
-        metrics: as ``TrainingResult.metrics``, after the last whole epoch.
+        epoch: current epoch, from 0.
+        batch: finished batches of it.
+        step, samples, seconds: totals since the run first started.
+        stepping, waited: seconds of steps including the wait for batches; seconds of that wait.
+        rate: learning rate of the last step; None before the first, or without one.
+        unheeded: number of further steps that get the figures of the last epoch, so that an update reads them.
+        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began; sums are added.
+        best: as in ``TrainingResult.best``.
+        best_loss: loss of that epoch, or None.
+        metrics: as in ``TrainingResult.metrics``, after the last complete epoch.
     """
 
     epoch: int = 0
@@ -51,7 +51,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Position:
-        """Return the position that ``dataclasses.asdict`` gave.
+        """Return the position from the result of ``dataclasses.asdict``.
 
         Raises:
             KeyError, TypeError: these are not the values of a position.
@@ -74,7 +74,7 @@ class Position:
         return read
 
     def add_step(self, metrics: Mapping[str, float], samples: int, sums: Sums) -> None:
-        """Count a step that is done: its loss and metrics, of which ``sums`` add up, and the samples of its batch."""
+        """Count a finished step: its loss and metrics (``sums`` add up), and its samples."""
         self.batch += 1
         self.step += 1
         self.samples += samples
@@ -83,7 +83,7 @@ class Position:
 
     @property
     def waiting(self) -> float:
-        """The share of the time of the steps that went by until their batches were there, 0 to 1."""
+        """The share of step time spent waiting for batches, 0 to 1."""
         return self.waited / self.stepping if self.stepping > 0 else 0.0
 
     def end_epoch(self) -> None:
@@ -93,10 +93,10 @@ class Position:
         self.since_epoch = Means()
 
     def take_best(self, watched: str) -> bool:
-        """Record the last epoch as the best where its ``watched``, the loss or a metric, is better; return whether it is.
+        """Record the last epoch as the best if ``watched``, the loss or a metric, is better; return True if so.
 
-        Of epochs with the same figure the one with the least loss is the best: a few samples to evaluate on give the same
-        accuracy again and again, and a detector that finds nothing yet a precision of 0.
+        Ties go to the lower loss: with few evaluation samples the same accuracy occurs again and again, and a detector without
+        hits has a precision of 0.
         """
         value, loss = self.metrics[watched], self.metrics.get("loss")
         if self.best is not None and not is_better(watched, value, self.best["value"], loss, self.best_loss):
@@ -106,13 +106,13 @@ class Position:
 
 
 class StepClock:
-    """Measures how long a run waits for its batches. The first step of a process counts nothing: it also loads the graph."""
+    """A clock for the wait for batches. The first step of a process does not count, as it also loads the graph."""
 
     def __init__(self) -> None:
         self._is_first = True
 
     def timed(self, batches: Iterable[Batch], position: Position) -> Iterator[Batch]:
-        """Yield batches; count in ``position`` how long each is waited for, and that with the step that is taken on it."""
+        """Yield batches; add the wait for each, and the wait plus its step, to ``position``."""
         begin = time.monotonic()
         for batch in batches:
             waited = time.monotonic() - begin
@@ -126,7 +126,7 @@ class StepClock:
 
 
 def _is_figure(value: object) -> bool:
-    """Return whether something is a number, of whatever value: a figure may be NaN."""
+    """Return True for a number; a figure may be NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -144,12 +144,12 @@ def _is_best(best: object) -> bool:
 
 
 def is_better(metric: str, value: float, than: float, loss: float | None = None, than_loss: float | None = None) -> bool:
-    """Return whether an epoch is better than another.
+    """Return True if an epoch is better than another.
 
     Args:
-        metric: the figure that decides. It says whether more is better; of the loss, less is. NaN is worse than all.
+        metric: deciding figure, which knows if more is better; for the loss, less is. NaN is worse than any number.
         value, than: the figures.
-        loss, than_loss: the losses, which decide where the figures are the same; None where one is not known.
+        loss, than_loss: losses, which decide ties; None if unknown.
     """
     if value == than or (math.isnan(value) and math.isnan(than)):
         if loss is None or than_loss is None:

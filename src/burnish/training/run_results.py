@@ -1,4 +1,4 @@
-"""The results of a run: ``metrics.csv``, ``curves.png``, what the trainer returns, and how Ctrl-C or SIGTERM ends a run."""
+"""The results of a run: ``metrics.csv``, ``curves.png``, the trainer's result, and the stop by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ POSITION_COLUMNS = ("step", "epoch", "samples", "seconds", "lr")
 EVALUATION_PREFIX = "eval_"
 CURVES_IN_A_CELL = 2
 TABLE, STAGES = "metrics.csv", "stages"
-"""In the folder of a run: its figures, and the folders of the stages before it, by number."""
+"""Names in the folder of a run: its figures, and the folder of earlier stages, by number."""
 
 
 class MetricsTable:
-    """The file ``metrics.csv``: a row is appended as soon as it is known. Numbers are written so that they read back exactly.
+    """The file ``metrics.csv``: rows are appended at once. Numbers are written so that they read back exactly.
 
-    Columns: ``step`` and ``samples`` done so far, ``epoch`` from 1, ``seconds`` of training, ``lr``; loss and metrics of the
-    training batches since the row before; in the last row of an epoch ``eval_...``, the same figures on the evaluation data.
+    Columns: ``step`` and ``samples`` so far, ``epoch`` from 1, ``seconds`` of training, ``lr``; loss and metrics of the training
+    batches since the previous row; in the last row of an epoch ``eval_...``, the same figures on the evaluation data.
 
     Args:
         path: the file.
-        names: loss and metrics, and what else a step reports.
+        names: loss, metrics and other figures of a step.
         last_step: keep the rows of an earlier file up to this step, and drop later ones; None starts a new file.
-        training_only: those of ``names`` that evaluation has no figure of.
-        evaluation_only: what evaluation alone has a figure of, as the average precision of a whole data set.
+        training_only: those of ``names`` without an evaluation figure.
+        evaluation_only: figures that only evaluation has, such as the average precision of a whole data set.
 
     Raises:
-        CheckpointError: the earlier file is no such table, or the file cannot be written.
+        CheckpointError: the earlier file is not such a table, or the file cannot be written.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MetricsTable:
             writer.writerows(self._values(row) for row in self.rows)
 
     def append(self, row: Mapping[str, int | float | None]) -> None:
-        """Add a row; columns that it lacks stay empty."""
+        """Add a row; missing columns stay empty."""
         whole: Row = {name: row.get(name) for name in self.columns}
         self.rows.append(whole)
         try:
@@ -85,10 +85,10 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[Row]:
 
     Args:
         path: the file.
-        columns: those that it has to have; None takes what there is.
+        columns: required columns; None accepts any.
 
     Raises:
-        CheckpointError: the file cannot be read, or is no such table.
+        CheckpointError: the file cannot be read, or is not such a table.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -96,7 +96,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[Row]:
             read = tuple(reader.fieldnames or ())
             if read != tuple(columns or read) or read[: len(POSITION_COLUMNS)] != POSITION_COLUMNS:
                 raise ValueError(f"its columns are {', '.join(read)}")
-            # A crash may have left a last row without its end: it comes after the checkpoint and is written again.
+            # A crash may leave the last row incomplete; it is later than the checkpoint and is written again.
             return [
                 {name: _number(name, text) for name, text in values.items()} for values in reader if None not in values.values()
             ]
@@ -112,12 +112,12 @@ def _number(name: str, text: str) -> int | float | None:
     return int(text) if name in COUNTS else float(text)
 
 
-@garbage_kept()  # Matplotlib is a third faster to import so
+@garbage_kept()  # makes the import of Matplotlib a third faster
 def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | None:
     """Draw loss and metrics over the steps, training and evaluation, as a PNG file.
 
     Returns:
-        None, or why nothing was drawn.
+        None, or the reason why nothing was drawn.
     """
     try:
         from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | 
         )
     width, height = 5.0 * len(names), 3.6
     figure = Figure(figsize=(width, height))
-    # Margins in inches, known beforehand: a layout that is computed draws everything twice.
+    # Fixed margins in inches: a computed layout draws everything twice.
     figure.subplots_adjust(
         left=0.7 / width, right=1 - 0.15 / width, bottom=0.55 / height, top=1 - 0.35 / height, wspace=0.85 / (5.0 - 0.85)
     )
@@ -153,15 +153,15 @@ class TrainingResult:
     """The result of a run.
 
     Attributes:
-        metrics: loss and metrics after the last epoch: on the evaluation data where there are any, else the averages over
-            the training batches of that epoch; of a loss with ``reduction="sum"``, the sum over them.
-        history: the rows of ``metrics.csv``; of several workers, the first alone has them.
-        best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch, whose state ``checkpoints/best.safetensors`` holds.
+        metrics: loss and metrics after the last epoch: on the evaluation data if there are any, otherwise averages over the
+            training batches of that epoch; for a loss with ``reduction="sum"``, the sum.
+        history: rows of ``metrics.csv``; with several workers, only the first has them.
+        best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch; its state is in ``checkpoints/best.safetensors``.
         steps: steps since the run first started.
-        seconds: time spent in training since the run first started.
-        waiting: the share of the time of its steps in which the run waited for data, 0 to 1.
-        run_directory: where reports and checkpoints are.
-        stopped: why a callback stopped the run before its last epoch; None where none did.
+        seconds: seconds of training since the run first started.
+        waiting: share of step time spent waiting for data, 0 to 1.
+        run_directory: folder of reports and checkpoints.
+        stopped: reason of a callback for an early stop, or None.
     """
 
     metrics: dict[str, float]
@@ -191,7 +191,7 @@ class TrainingResult:
 
 
 def best_epoch(best: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the row of a table that says which epoch was the best, as ``TrainingResult.best`` has it; none if there is none."""
+    """Return the table row of the best epoch, from ``TrainingResult.best``; empty if there is none."""
     if best is None:
         return []
     return [("best epoch", f"{best['epoch']} ({best['metric'].replace('_', ' ')} {best['value']:.4g})")]
@@ -215,8 +215,8 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM stopped a run, after its state was saved.
 
     Attributes:
-        checkpoint: the file to resume from.
-        signal: the number of the signal, ``signal.SIGINT`` or ``signal.SIGTERM``.
+        checkpoint: file to resume from.
+        signal: number of the signal, ``signal.SIGINT`` or ``signal.SIGTERM``.
     """
 
     def __init__(self, checkpoint: Path, epoch: int, batch: int, signal: int = signal.SIGINT):
@@ -229,14 +229,14 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class StopNoted:
-    """While it is entered, Ctrl-C and SIGTERM are only noted. A second one, before ``taken``, stops at once.
+    """A context in which Ctrl-C and SIGTERM are only noted. A second one, before ``taken``, stops at once.
 
-    Python delivers signals to the main thread alone: elsewhere they stay the caller's, and so does SIGTERM if the program handles
-    it in its own way.
+    Python delivers signals only to the main thread: in other threads the caller's handlers stay, and so does the program's own
+    handler of SIGTERM.
     """
 
     stops_runs = True
-    """A run that does not end soon after the signal is stopped (``burnish.stopping``)."""
+    """Marks runs to stop if they do not end soon after the signal (``burnish.stopping``)."""
 
     def __init__(self) -> None:
         self._noted: int | None = None
@@ -261,11 +261,11 @@ class StopNoted:
 
     @property
     def noted(self) -> int | None:
-        """Return the signal that came since ``taken`` was last asked, or None."""
+        """The signal noted since the last ``taken``, or None."""
         return self._noted
 
     def taken(self) -> int | None:
-        """Return the signal that came since this was last asked, or None."""
+        """Return the signal noted since the last call, or None."""
         noted, self._noted = self._noted, None
         return noted
 

@@ -51,31 +51,32 @@ STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
 
 
 class Session(TakesPart):
-    """A program opened on an engine, holding the state there: runs steps, evaluates, predicts, saves and restores.
+    """A program on an engine with its state: runs steps, evaluates, predicts, saves and restores.
 
-    A session takes one call at a time: threads that share one wait for each other, call by call. Sessions of their own run at
-    the same time.
+    A session takes one call at a time: threads that share it wait for each other, call by call. Separate sessions run at the same
+    time.
 
     Args:
-        program: what to train.
-        engine: a name (``auto``, ``onnxruntime``, ``reference``, or one that a package registers) or an Engine.
-        state: where to start, as ``state()`` returns it; None is ``program.initial_state(seed)``.
-        seed: of the random key, when ``state`` is None.
-        device: where the engine runs, such as ``cpu``; None is the engine's choice.
+        program: program to train.
+        engine: name (``auto``, ``onnxruntime``, ``reference``, or one that a package registers) or an Engine.
+        state: initial state, as from ``state()``; None is ``program.initial_state(seed)``.
+        seed: seed of the random key if ``state`` is None.
+        device: device of the engine, such as ``cpu``; None is the engine's choice.
         threads: threads used inside one operator; None is the engine's choice. Same seed and threads: same results, bitwise.
-        parallel: None trains alone. With ``burnish.DataParallel()`` every worker opens a session of the same program, and gives
-            each step its part of the batch, of any size, or an empty one; what a step reports is of the whole batch.
-        tables: a folder for files, mapped into memory, with the embedding tables that are updated by rows, and what the optimizer
-            keeps for them. They may be larger than memory, and are a working copy: what a run goes back to is a checkpoint.
+        parallel: None trains without other workers. With ``burnish.DataParallel()`` every worker opens a session of the same
+            program, and gives each step its part of the batch, of any size, or an empty one; a step reports figures of the whole
+            batch.
+        tables: folder for memory-mapped files with the embedding tables that are updated by rows, and their optimizer state. They
+            may exceed memory, and are a working copy: a run resumes from checkpoints.
 
     Attributes:
-        metadata: entries for the ``metadata_props`` of exported models, beside those of the source: what was done to pixels, and
-            what the classes are called, where a ``Trainer`` trains (``burnish.data.DataDescription``). Checkpoints keep them.
-        features: called with a batch of a program with cached features, returns them by name (``Features``).
+        metadata: entries for the ``metadata_props`` of exported models, besides those of the source: with a ``Trainer``, pixel
+            preprocessing and class names (``burnish.data.DataDescription``). Checkpoints store them.
+        features: function from a batch of a program with cached features to the features by name (``Features``).
 
     Raises:
-        ConfigurationError: ``state`` does not fit the program, ``seed`` is no integer, or the workers differ in what they train.
-        EngineError: the engine or the device is not there, or the engine cannot exchange values with other workers.
+        ConfigurationError: ``state`` does not fit the program, ``seed`` is not an integer, or the workers' programs differ.
+        EngineError: the engine or the device is not available, or the engine cannot exchange values with other workers.
     """
 
     @garbage_kept()
@@ -167,7 +168,7 @@ class Session(TakesPart):
         return cell("Session", [*rows, *self.program.overview()])
 
     def compare_with(self, file: Path) -> None:
-        """Let the first step compare what the program predicts with what the file computes that it was compiled of, on its batch.
+        """Make the first step compare the program's predictions with the file it was compiled from, on its batch.
 
         A difference is a warning (``ObjectiveWarning``). Workers that evaluate together do not compare.
         """
@@ -175,17 +176,17 @@ class Session(TakesPart):
             self._first_step.file = file
 
     def describe(self) -> dict[str, Any]:
-        """Return what the session runs on, JSON-compatible.
+        """Return the engine, kernels and precision of the session, JSON-compatible.
 
         Returns:
             - ``engine``: its name.
-            - ``kernels``: the path of the library of burnish's own kernels, or None.
-            - ``kernels_reason``: why there are none, or None.
-            - ``level``: the instructions of the processor that the kernels use, such as ``avx512``; without kernels, those that
-              it has.
+            - ``kernels``: path of the library of burnish's own kernels, or None.
+            - ``kernels_reason``: reason why there are none, or None.
+            - ``level``: instructions of the processor that the kernels use, such as ``avx512``; without kernels, those available.
             - ``threads``: threads used inside one operator.
-            - ``precision``: of the program, such as ``float32``.
-            - ``route``: how a step runs on the engine, in words; None if the engine does not say, or the session is closed.
+            - ``precision``: precision of the program, such as ``float32``.
+            - ``route``: execution of a step on the engine, in words; None if the engine does not report it, or the session is
+              closed.
         """
         found = described(self.engine, self._device, self._threads)
         return {
@@ -201,17 +202,17 @@ class Session(TakesPart):
 
         Args:
             batch: the model's inputs and the labels, by name.
-            hyperparameters: such as ``lr=0.01``: for this step, in place of the program's.
+            hyperparameters: values for this step, such as ``lr=0.01``, that override the program's.
 
         Returns:
-            The loss and the metrics of this batch, from before the update. Where the loss is scaled, also ``loss_scale``, the
-            scale of this step, and ``skipped``: 1 where its gradients overflowed, and nothing but the random key and the scale
-            changed; else 0. Where the program computes its learning rate, also that of this step, ``lr``.
+            The loss and the metrics of this batch, from before the update. If the loss is scaled, also ``loss_scale``, the scale
+                of this step, and ``skipped``: 1 if its gradients overflowed, so that only the random key and the scale changed;
+                else 0. If the program computes its learning rate, also that of this step, ``lr``.
 
         Raises:
             InputError: the batch does not fit the program; nothing has run.
-            ConfigurationError: an unknown hyperparameter, one that is not a finite number or is negative, ``lr`` for a program
-                that computes it itself, or a step past the end of its schedule; nothing has run.
+            ConfigurationError: a hyperparameter is unknown, not a finite number or negative, ``lr`` is given to a program that
+                computes it, or the step is past the end of its schedule; nothing has run.
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
             EngineError: the engine failed, or the session is closed.
         """
@@ -234,18 +235,18 @@ class Session(TakesPart):
 
     @one_at_a_time
     def _look_at_inputs(self, batch: Mapping[str, Any]) -> None:
-        """Check what only the numbers tell, before features are computed of a batch: steps see nothing of its inputs."""
+        """Check the values of a batch before features are computed from it, as steps do not see its inputs."""
         signature = self.program.signature["predict"]
         names = {entry.name for entry in signature.inputs_of(Role.DATA)}
         if self._runner is not None and not self.evaluates_together and names <= batch.keys():
             check_inputs(self.program, self._runner, self._predicted_batch({name: batch[name] for name in names}))
 
     def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
-        """Return the loss and the metrics of one batch, in inference mode; the state stays.
+        """Return the loss and the metrics of one batch, in inference mode; the state does not change.
 
         Args:
             batch: the model's inputs and the labels, by name.
-            parameters: ``average`` evaluates the average that the optimizer keeps (``burnish.optim.ema``, ``swa``).
+            parameters: ``average`` evaluates the averaged weights of the optimizer (``burnish.optim.ema``, ``swa``).
 
         Raises:
             InputError: the batch does not fit the program.
@@ -257,23 +258,22 @@ class Session(TakesPart):
         return figures_of_batch(outputs)
 
     def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
-        """Return the totals of one batch. Added over batches, replicas or clients, they tell the figures of all of them.
+        """Return the totals of one batch, which can be added over batches, replicas or clients.
 
         Args:
             batch, parameters: as in ``evaluate``.
 
         Returns:
-            ``sum:<name>`` and ``count:<name>`` of the loss and of each metric that is their quotient, and
-            ``total:<name>:<part>`` of the others; a loss that is a weighted sum has a pair ``loss:<summand>`` for each summand in
-            place of its own. Counts are int64 arrays, sums float64, which add up as they are.
-            ``combine_totals`` makes figures of them.
+            ``sum:<name>`` and ``count:<name>`` of the loss and of each metric that is their quotient, and ``total:<name>:<part>``
+            of the others; a loss that is a weighted sum has a pair ``loss:<summand>`` for each summand instead of its own. Counts
+            are int64 arrays, sums float64; both can be added directly. ``combine_totals`` computes figures from them.
         """
         from burnish.training.metric_totals import only_totals
 
         return only_totals(self._evaluated(batch, parameters))
 
     def combine_totals(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the loss and the metrics of totals that were added up over any number of batches.
+        """Return the loss and the metrics from totals added over any number of batches.
 
         Raises:
             InputError: nothing counts towards one of them.
@@ -290,11 +290,11 @@ class Session(TakesPart):
     ) -> dict[str, float]:
         """Return the loss and the metrics over many batches, from totals over all their samples.
 
-        Batches may differ in size: no batch weighs more than its samples.
+        Batches may differ in size; each weighs as much as its samples.
 
         Args:
-            batches: batches as ``evaluate`` takes them.
-            progress: called after each batch with the number of batches done.
+            batches: batches for ``evaluate``.
+            progress: function called after each batch with the number of batches done.
             parameters: as in ``evaluate``.
 
         Raises:
@@ -309,8 +309,8 @@ class Session(TakesPart):
         """Return the model's outputs by name, in inference mode.
 
         Args:
-            batch: the model's inputs by name, labels among them are not used; or an array, if the model has one input.
-            parameters: ``average`` predicts with the average that the optimizer keeps.
+            batch: the model's inputs by name (labels are ignored); or an array, if the model has one input.
+            parameters: ``average`` predicts with the averaged weights of the optimizer.
 
         Raises:
             InputError: the batch does not fit the program; or it is one array, and the program has several inputs.
@@ -326,7 +326,7 @@ class Session(TakesPart):
     @property
     @one_at_a_time
     def step_count(self) -> int:
-        """How many steps the state has taken."""
+        """The number of steps that the state has taken."""
         if self._step_name is None:
             return 0
         if self._runner is None:
@@ -335,10 +335,10 @@ class Session(TakesPart):
 
     @one_at_a_time
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of the state, by state name; also of a closed session.
+        """Return copies of the state, by state name; also from a closed session.
 
         With ``DataParallel(shard_optimizer=True)`` or ``shard_tables``, between the updates of an optimizer that accumulates, and
-        with ``synchronize_every``, where it ends a round, all workers call it at the same time, and for ``save_checkpoint`` and
+        with ``synchronize_every``, which ends a round, all workers call it at the same time. For ``save_checkpoint`` and
         ``export``, which read it, the others call ``take_part``.
 
         Raises:
@@ -360,25 +360,25 @@ class Session(TakesPart):
         """Replace the whole state.
 
         Raises:
-            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
+            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is unchanged.
         """
         check_given_state(self.program, state)
         self._load(state)
 
     @one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None, journal: bool = False) -> None:
-        """Write the whole state into one safetensors file, whole or not at all.
+        """Write the whole state into one safetensors file, atomically.
 
         Args:
-            path: a file name, by convention ending in ``.safetensors``; its folder is made.
-            extra: JSON-compatible values to keep with it, which ``restore`` returns: the position in the data.
-            journal: write, of embedding tables that are updated by rows, the rows that changed since the last checkpoint with a
-                journal in this folder, into the folder ``journal`` beside the file, which has the rest and belongs to it. The
-                first one writes all.
+            path: file name, by convention ending in ``.safetensors``; its folder is created.
+            extra: JSON-compatible values to store, which ``restore`` returns: the position in the data.
+            journal: True to write, for embedding tables that are updated by rows, only the rows that changed since the last
+                checkpoint with a journal in this folder. They go into the folder ``journal`` next to the file, which has the
+                remaining state and needs it. The first such checkpoint writes all rows.
 
         Raises:
-            CheckpointError: the file cannot be written, or the state holds NaN or infinite values; an earlier file is untouched.
-            ConfigurationError: ``journal`` for a program without such tables, or an engine that does not say which rows it wrote.
+            CheckpointError: the file cannot be written, or the state has NaN or infinite values; an earlier file is untouched.
+            ConfigurationError: ``journal`` for a program without such tables, or an engine that does not track written rows.
         """
         check = finite_check(path, self.program.signature["step"].updates)
         described: dict[str, Any] = {"step": self.step_count, "identity": self._identity, "engine": self.engine.name}
@@ -394,20 +394,20 @@ class Session(TakesPart):
 
     @one_at_a_time
     def restore(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
-        """Take over the state of a checkpoint, made on whatever engine.
+        """Restore the state of a checkpoint from any engine.
 
         Args:
             path: the file.
-            strict: refuse a checkpoint of another program; its ``metadata`` is taken over too. False takes over what this
-                program has too, in the same shape and dtype: after a change of the optimizer, of the loss, of a batch size that
-                the model fixes. What cannot be taken over keeps its present value, and a warning (``CarryOverWarning``) names it.
+            strict: True rejects a checkpoint of another program; its ``metadata`` is restored too. False carries over entries
+                that this program shares in shape and dtype: after a change of the optimizer, of the loss, or of a batch size that
+                the model fixes. Other entries keep their present values, and a warning (``CarryOverWarning``) names them.
 
         Returns:
-            The ``extra`` that it was saved with.
+            The ``extra`` stored with it.
 
         Raises:
             CheckpointError: the file is missing, truncated, not a checkpoint or of a newer format; or, when strict, of another
-                program; or it has no parameter that this program has. The state is as it was.
+                program; or it shares no parameter with this program. The state is unchanged.
         """
         if strict:
             known = None if self._tables is None else self._tables.agrees_with
@@ -434,27 +434,27 @@ class Session(TakesPart):
         adapters: str = "merged",
         columns: bool = True,
     ) -> Path:
-        """Write an inference model in this state that any ONNX runtime loads, under the source's own names.
+        """Write an inference model with this state that any ONNX runtime loads, under the source's own names.
 
-        If it was trained on a table whose columns were standardized, filled or coded, the model does this itself: it takes raw
-        columns, in an input for each column where some are text.
+        If it was trained on a table with standardized, filled or coded columns, the model includes this preprocessing: it takes
+        raw columns, with an input for each column if some are text.
 
         Args:
-            path: the ``.onnx`` file; written whole or not at all.
-            fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before it or
-                the one after it, where that is exact up to rounding.
-            parameters: ``average`` writes the average that the optimizer keeps, in place of the parameters.
-            adapters: of a program with adapters, ``merged`` into the weights; ``kept`` beside them; ``apart``, in an
-                ``.onnx_adapter`` beside the model, for ONNX Runtime; as required ``inputs`` of the model, with their values in a
-                ``.safetensors`` beside it; or ``peft``, without the model: a folder that PEFT reads (``docs/adapters.md``).
-            columns: False writes a model that takes columns as the session does.
+            path: ``.onnx`` file, written atomically.
+            fold_norm: compute weights under weight normalization once, and fold batch normalization into the layer before or
+                after it, if that is exact up to rounding.
+            parameters: ``average`` writes the averaged weights of the optimizer instead of the parameters.
+            adapters: for a program with adapters, ``merged`` into the weights; ``kept`` next to them; ``apart``, in an
+                ``.onnx_adapter`` next to the model, for ONNX Runtime; as required ``inputs`` of the model, with their values in a
+                ``.safetensors`` next to it; or ``peft``, without the model: a folder that PEFT reads (``docs/adapters.md``).
+            columns: False writes a model that takes columns in the session's form.
 
         Returns:
             The path.
 
         Raises:
             CheckpointError: the file cannot be written.
-            ConfigurationError: the optimizer keeps no average; or ``adapters`` is none of these, or the program has none.
+            ConfigurationError: the optimizer keeps no average; or ``adapters`` is unknown, or the program has none.
         """
         from burnish.adapters.exports import check_form, save_with_adapters
         from burnish.files.export import export_inference
@@ -474,14 +474,14 @@ class Session(TakesPart):
 
     @one_at_a_time
     def close(self) -> None:
-        """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
+        """Free the engine's resources. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
         runner = self._runner
         if runner is not None:
             self._has_part = runner.is_spread
             if self._has_part:
                 self._closed_state = runner.own_state()
             else:
-                # Of a table that was cut short nothing is left to keep, and who asks for the state is told so.
+                # A truncated table leaves nothing to keep; reading the state later reports the error.
                 with suppress(CheckpointError), self._state_on_request() as state:
                     self._closed_state = dict(state)
             if runner.row_writer is not None:
@@ -493,7 +493,7 @@ class Session(TakesPart):
 
     @one_at_a_time
     def check_journal(self) -> None:
-        """Raise ConfigurationError where ``save_checkpoint`` does not take ``journal``."""
+        """Raise ConfigurationError if ``save_checkpoint`` cannot take ``journal``."""
         self._row_writer()
 
     def __enter__(self) -> Session:
@@ -510,7 +510,7 @@ class Session(TakesPart):
         return nullcontext({}) if base is None else self._state_on_request()
 
     def _require_runner(self, settled: bool = True) -> ProgramRunner:
-        """The runner, or EngineError where the session is closed; ``settled`` with its tables filled."""
+        """Return the runner, with its tables filled if ``settled``; raise EngineError if the session is closed."""
         if self._runner is None:
             raise EngineError("The session is closed: open another with Session(program, state=session.state())")
         if settled:
@@ -518,16 +518,16 @@ class Session(TakesPart):
         return self._runner
 
     def _settle(self) -> None:
-        """See that the tables in files hold the state's."""
+        """Fill the table files with the state's tables."""
         if self._tables is not None:
             self._tables.settle()
 
     def _row_writer(self) -> RowWriter:
-        """What says which rows have changed, or ConfigurationError where nothing does."""
+        """Return the tracker of changed rows, or raise ConfigurationError."""
         return check_journal(self.program, self._closed_tables if self._runner is None else self._runner.row_writer)
 
     def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
-        """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
+        """Replace the state by a checked one; ``journal`` is the place for its next checkpoint with a journal."""
         runner = self._require_runner(settled=False)
         self._departures = ()
         self._journal = None
@@ -545,10 +545,10 @@ class Session(TakesPart):
 
     @contextmanager
     def _state_on_request(self, instead: Mapping[str, str] = NOTHING) -> Iterator[Mapping[str, np.ndarray]]:
-        """Give the state, of which an entry is copied when it is asked for; ``instead`` names entries that stand in for others.
+        """Yield the state with entries copied on request; ``instead`` maps entries to their substitutes.
 
-        It is that of now, and what asks for it is done before the state changes. What other workers hold a part of is asked of
-        them at once, and whole; rows of tables an entry at a time.
+        It is the present state, and must be read before the next change. Parts on other workers are fetched at once and
+        completely; rows of tables one entry at a time.
         """
         self._settle()
         read: Callable[[str], np.ndarray]
@@ -571,15 +571,15 @@ class Session(TakesPart):
             return dict(evaluate(inputs, *self._instead(parameters)))
 
     def limit(self, step_timeout: TimeLimit | None) -> None:
-        """Stop what takes longer than this, from here on, by an EngineError; None: nothing."""
+        """Stop later engine calls that take longer than this, with an EngineError; None removes the limit."""
         self._limit = step_timeout
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Stop what the engine runs here when it takes longer than the limit of the session.
+        """Stop engine calls in this context that exceed the session's time limit.
 
         Raises:
-            EngineError: it took longer.
+            EngineError: a call took longer.
         """
         limit = self._limit
         if limit is None:
@@ -601,17 +601,17 @@ class Session(TakesPart):
 
     def _inherit(self) -> None:
         runner = vars(self).get("_runner")
-        if runner is not None:  # it may be about to be opened
+        if runner is not None:  # it may not be open yet
             self._runner = InheritedRunner(runner)
             self.features.inherit()
 
     def _tell_departures(self, call: str) -> None:
-        """Warn, once, where inference in the initial state does not compute what the file does."""
+        """Warn, once, if inference in the initial state differs from the file."""
         reasons, self._departures = self._departures, ()
         if self.step_count == 0:
             said = f"{call} does not compute what the file of this model computes: {'; '.join(reasons)}"
             warn(ObjectiveWarning(said))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
-        """Return what a graph reads in place of the parameters, as a further argument of a runner's method; empty by default."""
+        """Return the substitutes for parameters, as a further argument of a runner's method; empty by default."""
         return () if parameters is None else (averages(self.program.signature, parameters),)

@@ -20,16 +20,16 @@ from burnish.engines import ProgramRunner
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 FORK_SECONDS = 1.0
-"""How long a fork waits for the calls of other threads to end."""
+"""Seconds that a fork waits for the calls of other threads."""
 
 
 class TakesTurns(Protocol):
-    """An object with a lock, which a thread may take again while it has it."""
+    """An object with a reentrant lock."""
 
     _lock: threading.RLock
 
     def _inherit(self) -> None:
-        """Called in a forked process: nothing of an engine works there, and its threads are not there."""
+        """Called in a forked process, where neither the engine nor its threads work."""
 
 
 _living: WeakSet[TakesTurns] = WeakSet()
@@ -37,13 +37,13 @@ _taken_for_fork: list[TakesTurns] = []
 
 
 def take_part_in_turns(taker: TakesTurns) -> None:
-    """Give an object its lock, which other threads do not hold while the process is forked or ends."""
+    """Give an object its lock, which no other thread holds while the process forks or exits."""
     taker._lock = threading.RLock()
     _living.add(taker)
 
 
 def one_at_a_time(method: Method) -> Method:
-    """Let a method wait until another thread's call of the same object is done."""
+    """Make a method wait for other threads' calls on the same object."""
 
     @wraps(method)
     def waiting(self: TakesTurns, /, *arguments: Any, **settings: Any) -> Any:
@@ -61,19 +61,19 @@ def one_at_a_time(method: Method) -> Method:
 
 
 def _take(takers: list[TakesTurns], seconds: float) -> list[TakesTurns]:
-    """Take the turns of these objects within so many seconds in all; return those that were taken."""
+    """Acquire the locks of these objects within so many seconds in total; return those acquired."""
     until = time.monotonic() + seconds
     return [taker for taker in takers if taker._lock.acquire(timeout=max(0.0, until - time.monotonic()))]
 
 
 def _end() -> None:
-    """Let the calls of daemon threads end, and none begin."""
+    """Let running calls of daemon threads end, and block new ones."""
     stopping.close()
     for taker in _take(list(_living), stopping.EXIT_SECONDS):
         taker._lock.release()
 
 
-# Before anything that a library does when the interpreter ends, such as to unregister its operators, and that ``atexit`` runs.
+# Runs before cleanup by libraries at exit (such as unregistering operators) and before ``atexit``.
 getattr(threading, "_register_atexit", atexit.register)(_end)
 
 
@@ -98,14 +98,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class TakesPart:
-    """A session's side of exchanges beyond the steps. One process by itself may call all of it, and nothing happens."""
+    """A session's part in exchanges beyond the steps. In a single process, these calls do nothing."""
 
     _lock: threading.RLock
     _runner: ProgramRunner | None
 
     @one_at_a_time
     def take_part(self) -> None:
-        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``.
+        """Give this worker's part of the state to a worker that calls ``state``, ``save_checkpoint`` or ``export``.
 
         With ``DataParallel(shard_tables=...)`` also take part in one ``evaluate`` or ``predict`` of others.
         """
@@ -114,27 +114,27 @@ class TakesPart:
 
     @one_at_a_time
     def synchronize(self) -> None:
-        """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
+        """End a round of separate steps (``DataParallel(synchronize_every=...)``); all workers call it.
 
-        Where all workers have the same weights after each step, there is nothing to do.
+        If all workers have the same weights after each step, it does nothing.
         """
         if self._runner is not None:
             self._runner.synchronize()
 
     @property
     def evaluates_together(self) -> bool:
-        """Return whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
+        """True if ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
         return self._runner is not None and self._runner.evaluates_together
 
     def asking(self) -> AbstractContextManager[None]:
-        """While this lasts, this worker may ask the others for the state, which ``take_part`` meanwhile."""
+        """Return a context in which this worker may request state from the others, which call ``take_part``."""
         return nullcontext() if self._runner is None else self._runner.asking()
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> bool:
-        """Take over, where workers hold tables in parts, the state that the first of them loaded; return whether they do.
+        """Load, if tables are split over workers, the state that the first worker loaded; return True if they are split.
 
         Args:
-            given: returns on all workers what the first one gives, by the name of a state entry.
+            given: function that returns, on all workers, the first worker's value of a state entry by name.
         """
         if self._runner is not None:
             self._runner.take_over(given)
@@ -142,5 +142,5 @@ class TakesPart:
 
     @property
     def meets(self) -> bool:
-        """Return whether workers exchange something in the next step; they do not where they step alone and the round goes on."""
+        """True if workers exchange values in the next step; False while they step separately within a round."""
         return self._runner is None or self._runner.ends_round
