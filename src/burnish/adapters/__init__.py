@@ -1,4 +1,4 @@
-"""Adapters: small weights that train next to a model whose own weights stay as they are, and their files.
+"""Adapters: small trainable weights next to a frozen model, and their files.
 
-``burnish.surgery`` exports the functions for users. ``graph`` holds what a model says of its adapters.
+``burnish.surgery`` exports the public functions; ``graph`` has the annotations of adapters in a model.
 """

@@ -1,4 +1,4 @@
-"""Models that train as they will compute with integers.
+"""Quantization-aware training.
 
-``graph`` holds what a model says of its quantizers; ``burnish.surgery`` exports ``quantize``.
+``graph`` has the annotations of quantizers in a model; ``burnish.surgery`` exports ``quantize``.
 """

@@ -1,4 +1,4 @@
-"""Ranges of activations over a calibration set, and scales of weights."""
+"""Calibration: ranges of activations, and scales of weights."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from burnish.value_statistics import Batch, batch_inputs, check_data
 
 Method = Literal["minmax", "percentile", "entropy"]
 BINS = 2048
-"""Of a histogram of absolute values."""
+"""Bins of a histogram of absolute values."""
 LEAST = 1e-6
-"""The probability of what an approximation has nothing of."""
+"""Probability assumed for empty bins of the approximation."""
 RATIOS = np.linspace(0.3, 1.0, 57)
-"""Parts of the greatest weight that are tried as the limit of 4 bits."""
+"""Candidate limits of 4-bit weights, relative to the greatest weight."""
 Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that integers are to cover: ``low`` <= 0 <= ``high``."""
+    """A range to cover with integers; ``low`` <= 0 <= ``high``."""
 
     low: float
     high: float
 
 
 def check_method(method: str, percentile: float) -> None:
-    """Raise ConfigurationError for a method that is none, or a percentile that is none."""
+    """Raise ConfigurationError for an invalid method or percentile."""
     if method not in ("minmax", "percentile", "entropy"):
         raise ConfigurationError(f"quantize: method={method!r}: give 'minmax', 'percentile' or 'entropy'")
     if not is_number(percentile) or not 50 < percentile <= 100:
@@ -53,17 +53,17 @@ def ranges(
     activations: ActivationFormat,
     engine: str | Engine | None,
 ) -> dict[str, Range]:
-    """Return the ranges of values of a model over data, by name.
+    """Return the ranges of a model's values over data, by name.
 
     Args:
-        model: a canonical model; left as it is.
-        names: of the values.
-        data: batches, dicts of arrays by input name; kept in memory where histograms are taken.
-        method: ``minmax``: the least and the greatest number. ``percentile``: as far from zero as that part of the absolute
-            values reaches. ``entropy``: as far as the integers lose the least information (Migacz 2017).
-        percentile: of the absolute values, in percent.
-        activations: what they are quantized to.
-        engine: what runs the model, by name or as it is; None is the default engine.
+        model: a canonical model; not changed.
+        names: names of the values.
+        data: batches, dicts of arrays by input name; kept in memory for histograms.
+        method: ``minmax``: minimum and maximum. ``percentile``: the range that covers this share of absolute values. ``entropy``:
+            the range with the least loss of information (Migacz 2017).
+        percentile: of absolute values, in percent.
+        activations: format of the integers.
+        engine: engine or its name; None for the default.
 
     Raises:
         InputError: there is no batch, one does not fit, or a value is not finite.
@@ -78,13 +78,13 @@ def ranges(
 
 
 def _outputs(model: ir.Model, names: Sequence[str], extremes: bool, engine: str | Engine | None) -> tuple[Run, list[ir.Value]]:
-    """A function that returns, of a batch, values of a model: the least and the greatest number of each, or all of them."""
+    """Return a function of a batch to a model's values (all, or only extremes), and the model's inputs."""
     copy = model.clone()
     graph = copy.graph
     values = {value.name: value for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
     graph.outputs.clear()
     graph.outputs.extend(values[name] for name in names)
-    bind_inference(graph)  # which puts other values in the places of some
+    bind_inference(graph)  # may replace values
     bound = list(graph.outputs)
     graph.outputs.clear()
     builder = Builder(graph)
@@ -98,7 +98,7 @@ def _outputs(model: ir.Model, names: Sequence[str], extremes: bool, engine: str 
 
 
 def _each(run: Run, inputs: Sequence[ir.Value], data: Iterable[Batch]) -> Iterable[dict[str, np.ndarray]]:
-    """Give what the model returns for each batch."""
+    """Yield the results for each batch."""
     count = 0
     for batch in data:
         count += 1
@@ -128,7 +128,7 @@ def _limits(model: ir.Model, names: Sequence[str], data: Iterable[Batch], engine
 def _histograms(
     model: ir.Model, limits: dict[str, Range], data: Iterable[Batch], engine: str | Engine | None
 ) -> dict[str, np.ndarray]:
-    """Counts of the absolute values of each activation, in ``BINS`` parts of equal width from zero to the greatest."""
+    """Return the histogram of each activation's absolute values, in ``BINS`` equal bins from zero to the greatest."""
     names = list(limits)
     run, inputs = _outputs(model, names, False, engine)
     counts = {name: np.zeros(BINS, np.int64) for name in names}
@@ -150,18 +150,17 @@ def _clipped(limits: Range, counts: np.ndarray, method: Method, percentile: floa
 
 
 def least_divergence(counts: np.ndarray, levels: int) -> int:
-    """Return at how many parts of a histogram to cut, so that ``levels`` numbers tell most about the rest.
+    """Return the number of histogram bins to keep, so that ``levels`` integers lose the least information.
 
-    The divergence of Kullback and Leibler is taken between the histogram, in which what is cut off counts to the last part, and
-    that of its parts merged into ``levels`` groups, each spread evenly over those of its parts that are not empty (Migacz 2017,
-    "8-bit inference with TensorRT").
+    It minimizes the Kullback-Leibler divergence between the histogram, with the tail added to its last bin, and its bins merged
+    into ``levels`` groups, each spread evenly over its bins that are not empty (Migacz 2017, "8-bit inference with TensorRT").
 
     Args:
-        counts: of absolute values, from zero on, of any number of parts.
+        counts: histogram of absolute values, from zero.
         levels: integers above zero.
     """
     counts = counts.astype(np.float64)
-    counts[0] = counts[1]  # the zeros of a ReLU say nothing about the rest
+    counts[0] = counts[1]  # the zeros of a ReLU are not informative
     best, least = len(counts), np.inf
     for part in range(levels + 1, len(counts) + 1, max(1, len(counts) // 256)):
         inside = counts[:part]
@@ -179,14 +178,14 @@ def least_divergence(counts: np.ndarray, levels: int) -> int:
 
 
 def _divergence(reference: np.ndarray, approximation: np.ndarray) -> float:
-    """The divergence of Kullback and Leibler, where the approximation holds nothing impossible."""
+    """Return the Kullback-Leibler divergence."""
     p, q = reference / max(reference.sum(), 1), approximation / max(approximation.sum(), 1)
     has = p > 0
     return float(np.sum(p[has] * np.log(p[has] / np.maximum(q[has], LEAST))))
 
 
 def activation_scale(limits: Range, activations: ActivationFormat) -> tuple[float, int]:
-    """Return the scale and the zero point whose integers cover a range; zero is one of its numbers."""
+    """Return the scale and zero point whose integers cover a range; zero is represented exactly."""
     if activations.symmetric:
         scale = max(-limits.low, limits.high) / activations.levels
         return scale or 1.0, activations.middle
@@ -197,16 +196,16 @@ def activation_scale(limits: Range, activations: ActivationFormat) -> tuple[floa
 
 
 def weight_limits(weight: np.ndarray, axis: int | None, weights: WeightFormat) -> np.ndarray:
-    """Return what the greatest integer of each scale stands for.
+    """Return the value of the greatest integer for each scale.
 
-    With 8 bits that is the greatest absolute weight; with 4 the part of it that leaves the least squared error.
+    It is the greatest absolute weight for 8 bits, and the fraction of it with the least squared error for 4 bits.
 
     Args:
         weight: the weights.
-        axis: that whose indices have scales of their own; None for a single one.
+        axis: axis with separate scales; None for a single scale.
 
     Returns:
-        float64 [C], or [1] for a single one.
+        float64 [C], or [1] for a single scale.
     """
     rows = np.abs(weight.astype(np.float64))
     rows = rows.reshape(1, -1) if axis is None else np.moveaxis(rows, axis, 0).reshape(rows.shape[axis], -1)

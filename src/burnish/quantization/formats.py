@@ -1,4 +1,4 @@
-"""What weights and activations are quantized to, as text says it."""
+"""Number formats of quantized weights and activations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WeightFormat:
 
     Attributes:
         bits: 8 or 4.
-        per_channel: whether every output channel has a scale of its own.
-        block: weights along the axis of the inputs that share a scale; 0 without blocks.
+        per_channel: True for a scale per output channel.
+        block: weights along the input axis that share a scale; 0 without blocks.
         levels: the greatest integer; the least is its negative.
     """
 
@@ -29,19 +29,19 @@ class WeightFormat:
 
     @property
     def keeps_sign(self) -> bool:
-        """Whether scales can take in a factor for each output channel, as that of a batch normalization."""
+        """True if scales can absorb a factor per output channel, such as that of batch normalization."""
         return self.per_channel or self.block > 0
 
 
 def weight_format(text: str, reduce_range: bool) -> WeightFormat:
-    """Return the format that a text names.
+    """Parse a weight format.
 
     Args:
         text: ``int8``, ``int8 per channel``, ``int4``, ``int4 per channel`` or ``int4 blocks of 32``.
-        reduce_range: use 7 of 8 bits.
+        reduce_range: True to use 7 of 8 bits.
 
     Raises:
-        ConfigurationError: it names none.
+        ConfigurationError: an unknown format.
     """
     matched = _WEIGHTS.fullmatch(text) if isinstance(text, str) else None
     if matched is None or (matched[1] == "8" and matched[3]):
@@ -58,11 +58,11 @@ def weight_format(text: str, reduce_range: bool) -> WeightFormat:
 
 @dataclass(frozen=True)
 class ActivationFormat:
-    """Integers of 8 bits for activations.
+    """8-bit integers for activations.
 
     Attributes:
         dtype: ``uint8`` or ``int8``.
-        symmetric: whether zero is the middle integer, 128 or 0; else the range of the data decides.
+        symmetric: True if zero is the middle integer, 128 or 0; else the range of the data decides.
     """
 
     dtype: str
@@ -75,20 +75,20 @@ class ActivationFormat:
 
     @property
     def middle(self) -> int:
-        """The zero point of a symmetric range."""
+        """Zero point of a symmetric range."""
         return self.lowest + 128
 
     @property
     def levels(self) -> int:
-        """The integers that a scale divides the range by."""
+        """Divisor of a range for its scale."""
         return 127 if self.symmetric else 255
 
 
 def activation_format(text: str | None, symmetric: bool) -> ActivationFormat | None:
-    """Return the format that a text names; None for None.
+    """Parse an activation format; None stays None.
 
     Raises:
-        ConfigurationError: it names none.
+        ConfigurationError: an unknown format.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""What a QuantizeLinear says of how it is trained and exported, in its metadata: a saved model keeps it."""
+"""Annotations of QuantizeLinear nodes for training and export, kept in a saved model's metadata."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Scales = Literal["learned", "observed", "fixed"]
 
 @dataclass(frozen=True)
 class QuantizationMark:
-    """How a quantization of ``burnish.surgery.quantize`` is trained and exported.
+    """Training and export of a quantizer.
 
     Attributes:
-        role: whether it quantizes a weight or an activation.
-        scales: ``learned`` by gradients, ``observed`` from ranges that training updates, or ``fixed``.
-        levels: the integers above zero (of an asymmetric range: all but one), by which a learned scale's gradient is divided.
-        bits: of an integer in the exported file: 8 or 4.
-        block: weights along the axis of the inputs that share a scale; 0 without blocks.
-        input_axis: that axis of the weight; read where there are blocks.
-        momentum: what a step retains of an observed range.
-        freeze_after: the step from which observed ranges stay; None: never.
-        freeze_epochs: the same in epochs, whose steps are known where the model is compiled.
-        settled: the part of its width that the range of an activation may move by within ``window`` steps, and then stays.
+        role: ``weight`` or ``activation``.
+        scales: ``learned`` by gradients, ``observed`` from ranges updated in training, or ``fixed``.
+        levels: integers above zero (for an asymmetric range all but one), the divisor of a learned scale's gradient.
+        bits: bits in the exported file, 8 or 4.
+        block: weights along the input axis that share a scale; 0 without blocks.
+        input_axis: that axis, if there are blocks.
+        momentum: share of an observed range kept by a step.
+        freeze_after: step from which observed ranges are frozen; None for never.
+        freeze_epochs: the same in epochs; the compiler knows their steps.
+        settled: relative movement within ``window`` steps below which an activation's range is frozen.
     """
 
     role: Role
@@ -43,51 +43,51 @@ class QuantizationMark:
 
     @property
     def window(self) -> int:
-        """The steps over which it is seen whether a range has settled: as many as its average reaches back."""
+        """Steps over which a range must settle: the reach of its moving average."""
         return max(1, round(1 / (1 - self.momentum)))
 
     def put(self, node: ir.Node) -> None:
-        """Write it into the metadata of a node."""
+        """Write the mark into a node's metadata."""
         QUANTIZATION.set(node, self)
 
     @staticmethod
     def of(node: ir.Node | None) -> QuantizationMark | None:
-        """Return what the metadata of a node says; None where it says nothing."""
+        """Return the mark in a node's metadata, or None."""
         return None if node is None else read_mark(node, QUANTIZATION)
 
 
 QUANTIZATION = record("burnish.quantization", QuantizationMark)
-"""Of a QuantizeLinear or DequantizeLinear: how it is quantized."""
+"""Quantization of a QuantizeLinear or DequantizeLinear."""
 
 
 def mark_exact(node: ir.Node) -> None:
-    """Say of a layer that it adds products of whole numbers: no kernel may compute it from other products, which are rounded."""
+    """Mark a layer that sums products of integers, so that no kernel rearranges it into products with rounding."""
     EXACT.set(node, True)
 
 
 def is_exact(node: ir.Node) -> bool:
-    """Whether a layer adds products of whole numbers."""
+    """True if a layer sums products of integers."""
     return EXACT.is_on(node)
 
 
 def simulates_quantization(graph: ir.Graph) -> bool:
-    """Whether a graph computes with floating-point numbers what its export will compute with integers."""
+    """True if a graph simulates in floating point what its export computes with integers."""
     return any(map(QUANTIZATION.is_on, graph))
 
 
 def freezes_by_epochs(graph: ir.Graph) -> bool:
-    """Whether ranges stay after a number of epochs, which are counted in steps where the model is compiled."""
+    """True if ranges freeze after a number of epochs, which the compiler converts to steps."""
     return any((mark := QuantizationMark.of(node)) is not None and mark.freeze_epochs is not None for node in graph)
 
 
 def learns_scale(node: ir.Node) -> bool:
-    """Whether a QuantizeLinear or DequantizeLinear passes a gradient to its scale as to a weight."""
+    """True if a QuantizeLinear or DequantizeLinear has a trained scale."""
     mark = QuantizationMark.of(node)
     return mark is not None and mark.scales == "learned"
 
 
 def observed_range(node: ir.Node) -> ir.Value | None:
-    """Return the initializer or input with the range that the scale of an observed QuantizeLinear is computed from."""
+    """Return the range from which the scale of an observed QuantizeLinear is computed, an initializer or input."""
     mark = QuantizationMark.of(node)
     if mark is None or mark.scales != "observed" or node.op_type != "QuantizeLinear":
         return None

@@ -1,4 +1,4 @@
-"""Pairs of QuantizeLinear and DequantizeLinear, with the scales that training moves."""
+"""Pairs of QuantizeLinear and DequantizeLinear with trainable scales."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from burnish.quantization.graph import QuantizationMark, Role, Scales
 from burnish.quantization.placement import Layer, Place
 
 FLOOR = 0.01
-"""A learned scale never falls below this part of where it began."""
+"""Lower bound of a learned scale, relative to its initial value."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How scales are trained.
+    """Training of scales.
 
     Attributes:
         scales: ``learned``, ``observed`` or ``fixed``.
-        momentum: what a step retains of the observed range of an activation.
-        freeze_after: the step from which observed ranges stay; None: never.
+        momentum: share of an activation's observed range kept by a step.
+        freeze_after: step from which observed ranges are frozen; None for never.
         freeze_epochs: the same in epochs.
-        settled: the part of its width within which a range has settled, and stays; None: never.
+        settled: relative movement below which a range is frozen; None for never.
     """
 
     scales: Scales
@@ -39,7 +39,7 @@ class Training:
     settled: float | None = None
 
     def mark(self, *, is_weight: bool, levels: int) -> QuantizationMark:
-        """The mark of a quantization."""
+        """Return the mark of a quantizer."""
         momentum = 0.0 if is_weight else self.momentum
         role: Role = "weight" if is_weight else "activation"
         return QuantizationMark(
@@ -54,10 +54,10 @@ class Training:
 
 
 def quantize_weight(builder: Builder, names: Names, layer: Layer, weights: WeightFormat, training: Training) -> None:
-    """Let a layer read its weight as integers give it; in place. ``builder`` emits before the layer, in the graph of the weight.
+    """Quantize a layer's weight, in place. ``builder`` emits before the layer, in the graph of the weight.
 
     Raises:
-        ConfigurationError: the inputs of a matrix cannot be divided into blocks.
+        ConfigurationError: a matrix's inputs cannot be divided into blocks.
     """
     weight = builder.tensor(layer.weight)
     mark = replace(training.mark(is_weight=True, levels=weights.levels), bits=weights.bits)
@@ -82,7 +82,7 @@ def quantize_weight(builder: Builder, names: Names, layer: Layer, weights: Weigh
     result = builder.op("DequantizeLinear", builder.op("Clip", integers, *bounds), scale, zero, axis=along, like=numbers)
     _put_mark(result, mark)
     value = (_out_of_blocks(result, weight, layer.input_axis) if blocks else result).value
-    value.name = names.take(f"{layer.weight.name}:quantized")  # the layer is still called after its weight
+    value.name = names.take(f"{layer.weight.name}:quantized")  # keeps the layer's name, which derives from its weight's
     layer.node.replace_input_with(1, value)
 
 
@@ -98,7 +98,7 @@ def _block_of(layer: Layer, block: int) -> int:
 
 
 def _in_blocks(weight: Tensor, input_axis: int, block: int) -> Tensor:
-    """The weight of a matrix as rows of one block each, those of an output one after the other."""
+    """Return a matrix as rows of one block each, grouped by output."""
     builder = weight.builder
     rows = weight if input_axis == 1 else builder.op("Transpose", weight, perm=[1, 0])
     return builder.op("Reshape", rows, builder.integers([-1, block]))
@@ -141,14 +141,14 @@ def quantize_activation(
     activations: ActivationFormat,
     training: Training,
 ) -> tuple[Tensor, Tensor]:
-    """Emit the scale and the zero point of an activation.
+    """Emit the scale and zero point of an activation.
 
     Args:
         builder: emits after the activation's node.
-        names: in use in the graph.
+        names: names in use in the graph.
         place: the activation.
         limits: its range.
-        activations, training: what it is quantized to, and how that is trained.
+        activations, training: format and training of the quantizer.
 
     Returns:
         The scale and the zero point, of shape [1].
@@ -161,7 +161,7 @@ def quantize_activation(
         ceiling = _ceiling(place, scale, zero_point - activations.lowest)
         return _scale(builder, names, name, np.asarray([scale]), mark, ceiling), constant
     ends = [limits.low, limits.high]
-    # Where it is seen whether it settles: also the range at the begin of the present window, and the steps since.
+    # To detect settling, also store the range at the start of the window and the steps since.
     held = ends if training.settled is None else [*ends, *ends, 0.0]
     observed = _initializer(builder, names, f"{name}_range", np.asarray(held))
     low, high = (builder.op("Gather", observed, builder.integers([index]), axis=0) for index in (0, 1))
@@ -174,16 +174,16 @@ def quantize_activation(
 
 
 def _ceiling(place: Place, scale: float, below: int) -> float | None:
-    """The largest scale with which no integer stands for more than a Clip lets through, or the Clip would stay.
+    """Return the largest scale whose integers stay within a Clip; beyond it, the Clip could not be removed.
 
     Args:
         place: the activation.
-        scale: as it was calibrated.
+        scale: the calibrated scale.
         below: integers below its zero point, of 255.
 
     Returns:
-        Rounded down; None where nothing limits the activation. A limit that the calibrated integers pass by far is none: a
-        symmetric range reaches as far on either side.
+        The scale, rounded down; None without a limit. Limits far inside the calibrated range are ignored: a symmetric range
+            extends equally on both sides.
     """
     sides = ((place.high, 255 - below), (None if place.low is None else -place.low, below))
     bounds = [bound / integers for bound, integers in sides if bound is not None and bound > 0 and integers > 0]
@@ -199,9 +199,9 @@ def put_pair(
     names: Names,
     apart: Collection[ir.Node],
 ) -> None:
-    """Let all that reads an activation, but what stays ``apart``, read it as integers give it.
+    """Make all readers of an activation, except those in ``apart``, read its quantized value.
 
-    An output of the model keeps its name. ``grid`` is scale and zero point.
+    A model output keeps its name. ``grid`` is scale and zero point.
     """
     value, (scale, zero_point) = place.value, grid
     readers = [(reader, index) for reader, index in value.uses() if reader not in apart]

@@ -1,7 +1,7 @@
-"""Where activations are quantized: at the places around which ONNX Runtime makes one integer operator of several nodes.
+"""Placement of activation quantizers so that ONNX Runtime can fuse nodes into integer operators.
 
-An operator is computed with integers where each of its inputs comes from a DequantizeLinear and its output goes into a
-QuantizeLinear. Activations, added biases and batch normalization that an operator takes in stand before that QuantizeLinear.
+An operator runs with integers if all its inputs come from DequantizeLinear and its output goes into QuantizeLinear. Fused
+activations, biases and batch normalization come before that QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from burnish.graph.uses import is_read_once, is_used, only_user, origin_of
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators with weights."""
 JOINING = frozenset({"Add", "Concat", "MatMul", "Mul"})
-"""Operators of several activations."""
+"""Operators on several activations."""
 REDUCING = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Relu", "Sigmoid"})
-"""Operators of one activation, whose results lie on a grid of their own."""
+"""Operators on one activation, with their own output scale."""
 MOVING = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
-"""Operators whose results are some of the numbers that they read, and lie on the same grid."""
+"""Operators whose outputs are some of their inputs' numbers, on the same scale."""
 DROPPING = ("Dropout",)
 PASSED = MOVING - {"MaxPool"} | {"Relu"}
-"""Operators that give the same before a Dropout as after it: those that move numbers, and one that keeps signs and zeros."""
+"""Operators that commute with Dropout: they move numbers, or keep signs and zeros."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer with weights of its own.
+    """A linear layer with its own weights.
 
     Attributes:
         node: a Conv, ConvTranspose, Gemm or MatMul.
         weight: its initializer.
-        axis: of the weight, that of the output channels; None where no single axis has them.
-        input_axis: of a matrix, that of its inputs; None for a convolution.
+        axis: axis of output channels in the weight; None if there is no single one.
+        input_axis: axis of inputs in a matrix; None for a convolution.
     """
 
     node: ir.Node
@@ -46,12 +46,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Place:
-    """An activation that is quantized.
+    """An activation to quantize.
 
     Attributes:
         value: the activation.
-        grid: the activation whose scale and zero point it has; ``value`` itself where it has its own.
-        low, high: what it is never less and never larger than, as a Clip before it says; None where nothing does.
+        grid: the activation that defines its scale and zero point, perhaps itself.
+        low, high: bounds from a Clip before it, or None.
     """
 
     value: ir.Value
@@ -61,7 +61,7 @@ class Place:
 
 
 def layers_of(nodes: Iterable[ir.Node]) -> list[Layer]:
-    """Return the linear layers among nodes whose weights are floating-point initializers, in their order."""
+    """Return the linear layers among nodes whose weights are float32 initializers, in order."""
     return [layer for node in nodes if (layer := _layer(node)) is not None]
 
 
@@ -79,7 +79,7 @@ def _layer(node: ir.Node) -> Layer | None:
     if node.op_type == "ConvTranspose":
         return Layer(node, weight, 1 if attribute_value(node, "group", 1) == 1 else None, None)
     factors = [attribute_value(node, name, 1.0) for name in ("alpha", "beta")] if node.op_type == "Gemm" else []
-    # ONNX Runtime (1.32) computes a quantized Gemm wrong where alpha is not 1.
+    # ONNX Runtime (1.32) computes a quantized Gemm wrong if alpha is not 1.
     if array.ndim != 2 or any(factor != 1.0 for factor in factors):
         return None
     axis = output_axis(node)
@@ -87,10 +87,10 @@ def _layer(node: ir.Node) -> Layer | None:
 
 
 def put_dropout_last(graph: ir.Graph) -> None:
-    """Let each Dropout drop what reaches the next layer, behind what moves numbers and behind a Relu; in place.
+    """Move each Dropout after operators that move numbers and after a Relu, to the next layer; in place.
 
-    In training it multiplies what it keeps: no range that was measured in inference holds behind it. So an activation is
-    quantized before its Dropout, and nothing behind that until the next layer.
+    Training scales the values that Dropout keeps, so ranges measured in inference do not hold after it. Activations are therefore
+    quantized before Dropout, and nothing after it until the next layer.
     """
     for node in [node for node in graph if node.op_type == "Dropout" and node.domain == ""]:
         while (reader := only_user(node.outputs[0])) is not None and _passes(node, reader):
@@ -105,22 +105,22 @@ def put_dropout_last(graph: ir.Graph) -> None:
 
 
 def _passes(dropout: ir.Node, reader: ir.Node) -> bool:
-    """Whether the one reader of a Dropout gives the same before it."""
+    """True if the only reader of a Dropout commutes with it."""
     is_plain = not any(map(is_used, dropout.outputs[1:]))
     fits = reader.domain == "" and reader.op_type in PASSED and reader.graph is dropout.graph
     return is_plain and fits and len(reader.outputs) == 1 and reader.inputs[0] is dropout.outputs[0]
 
 
 def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) -> set[ir.Node]:
-    """Return what stays in floating-point numbers: linear layers, Softmax, and what only moves numbers to them.
+    """Return the nodes that stay in floating point: other linear layers, Softmax, and nodes that only move numbers to them.
 
-    They read activations as they are: where one came from a DequantizeLinear, ONNX Runtime (1.32) would quantize the weights of
-    a layer too, and compute a Softmax with a table of exponentials and the whole part of the reciprocal of its scale.
+    They read unquantized activations. Otherwise ONNX Runtime (1.32) would also quantize a layer's weights, and compute Softmax
+    from a table of exponentials and the integer part of its scale's reciprocal.
 
     Args:
-        graph: of a canonical model.
-        layers: the linear layers that compute with integers.
-        products: whether products of two activations do.
+        graph: graph of a canonical model.
+        layers: linear layers that compute with integers.
+        products: True if products of two activations do, too.
     """
     linear = {layer.node for layer in layers_of(graph)}
     apart = linear.difference(layers) | {node for node in graph if node.op_type == "Softmax" and node.domain == ""}
@@ -136,20 +136,20 @@ def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) ->
 
 
 def _is_read(value: ir.Value, apart: Collection[ir.Node], quantize_outputs: bool) -> bool:
-    """Whether anything reads a value as integers give it."""
+    """True if a value has a reader of its quantized form."""
     if value.is_graph_output():
         return quantize_outputs
     return any(reader not in apart for reader, _ in value.uses())
 
 
 def places(graph: ir.Graph, layers: Collection[ir.Node], apart: Collection[ir.Node], quantize_outputs: bool) -> list[Place]:
-    """Return the activations of a graph that are to be quantized, in its order.
+    """Return the activations of a graph to quantize, in graph order.
 
     Args:
-        graph: of a canonical model.
-        layers: the linear layers that compute with integers.
-        apart: the nodes that read activations as they are.
-        quantize_outputs: whether outputs of the model are quantized as well.
+        graph: graph of a canonical model.
+        layers: linear layers that compute with integers.
+        apart: nodes that read unquantized activations.
+        quantize_outputs: True to quantize model outputs, too.
     """
     walk = _Walk(frozenset(layers), apart)
     for node in graph:
@@ -166,8 +166,6 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class _Walk:
-    """The state of one walk over a graph, in its order."""
-
     def __init__(self, layers: frozenset[ir.Node], apart: Collection[ir.Node]):
         self.found: dict[ir.Value, Place] = {}
         self._layers, self._apart = layers, apart
@@ -189,7 +187,7 @@ class _Walk:
                 self._add_result(node)
 
     def _joins(self, node: ir.Node) -> bool:
-        """Whether a node reads activations alone, of which one at least is quantized."""
+        """True if a node reads only activations, at least one of them quantized."""
         operands = [value for value in node.inputs if value is not None]
         if not all(value.dtype in FLOATING and constant_array(value) is None for value in operands):
             return False
@@ -207,7 +205,7 @@ class _Walk:
 
 
 def _end_of(node: ir.Node) -> tuple[ir.Value, float | None, float | None]:
-    """The value after what an integer operator takes in, and what it is never less and never larger than."""
+    """Return the value after the nodes that are fused into an integer operator, and the bounds of its Clip."""
     value = node.outputs[0]
     while is_read_once(value):
         reader = next(iter(value.uses()))[0]

@@ -1,4 +1,4 @@
-"""``quantize``: a model that trains as it will compute with integers."""
+"""``quantize``: quantization-aware training."""
 
 from __future__ import annotations
 
@@ -62,47 +62,47 @@ def quantize(
     quantize_outputs: bool = True,
     engine: str | Engine | None = None,
 ) -> ir.Model:
-    """Return a model whose layers compute what integers would give: compiled, it is trained for that (Jacob et al. 2018).
+    """Return a model whose layers simulate integer arithmetic, for quantization-aware training (Jacob et al. 2018).
 
-    Weights and activations go through QuantizeLinear and DequantizeLinear, at the places around which ONNX Runtime makes one
-    integer operator of several nodes. Gradients pass the rounding straight through. State holds the weights in float32;
-    ``Session.export`` writes integers, in the format QDQ. What a file computes in float16 or bfloat16 is computed in float32: the
-    integer operators of ONNX Runtime have float32 around them. Its inputs keep their dtypes, its outputs become float32.
+    QuantizeLinear and DequantizeLinear are inserted where ONNX Runtime can fuse nodes into integer operators. Gradients pass
+    straight through the rounding. The state holds float32 weights; ``Session.export`` writes integers in the QDQ format. float16
+    and bfloat16 computations become float32, which ONNX Runtime's integer operators require; inputs keep their dtypes, outputs
+    become float32.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         weights: ``int8``, ``int8 per channel``, ``int4``, ``int4 per channel`` or ``int4 blocks of 32`` (along the inputs of
-            MatMul and Gemm; a convolution then has a scale for each output channel). Symmetric about zero.
-        activations: ``uint8``, ``int8`` or None, which leaves them in float32. Layers in branches and loop bodies compute
-            with integers only with None: a warning names those that stay as they are.
-        calibration: batches, dicts of arrays by input name, that the ranges of activations are measured on.
-        method: ``minmax``, ``percentile`` or ``entropy``: how far the range of activations goes.
-        percentile: of absolute values, in percent, that the range of ``method="percentile"`` covers; None: 99.99.
-        symmetric: whether zero is the middle integer of activations.
-        scales: ``learned``: trained as weights are, by learned step sizes (Esser et al. 2020), their gradient divided by
-            sqrt(N * levels) with N numbers to a scale. ``observed``: from the range of each weight, and from a moving average
-            of the range of each activation. ``fixed``: as calibrated.
-        momentum: what a step retains of the range of an activation with ``scales="observed"``; None: 0.99.
-        freeze_observers_after: the step from which observed ranges stay as they are; ``2 epochs``, for which ``compile`` is told
-            the steps of an epoch; or ``settled``: each range of an activation stays as soon as neither end has moved by more than
-            1 % of its width (``settled:0.005``: 0.5 %) over the last ``1 / (1 - momentum)`` steps. None: never.
-        batch_norm: ``train`` leaves batch normalization as it is, and an export folds it into the integers' scales and the
-            bias, exactly; weights need a scale for each output channel. ``fold`` folds it now. None: ``train`` where it can.
-        skip: names or shell-style patterns of layers, called after their weight or as their node, that stay in float32.
-        first_and_last: ``int8`` where 4 bits are too few for the first and the last layer, or ``float32``; None: as the others.
-        reduce_range: use 7 of 8 bits for weights. Kernels of x86 processors without VNNI add two products of 8 bits in 16,
-            which saturates: with 7 bits they are exact. Products of two activations in ``int8`` would saturate too, and stay
-            in float32; those in ``uint8`` are exact. False where the file runs on others (VNNI, Arm, an accelerator).
-        quantize_outputs: whether outputs of the model are rounded as well, which lets the last layer give integers.
-        engine: what runs the model on the calibration data, an engine of ``burnish.engines`` or its name.
+            MatMul and Gemm; convolutions then have a scale per output channel). Symmetric about zero.
+        activations: ``uint8``, ``int8`` or None for float32. Layers in branches and loop bodies are quantized only with None; a
+            warning names the others.
+        calibration: batches, dicts of arrays by input name, to measure ranges of activations.
+        method: ``minmax``, ``percentile`` or ``entropy``: choice of activation ranges.
+        percentile: of absolute values, in percent, for ``method="percentile"``; 99.99 by default.
+        symmetric: True if zero is the middle integer of activations.
+        scales: ``learned``: trained like weights, as learned step sizes (Esser et al. 2020), with gradients divided by sqrt(N *
+            levels) for N numbers per scale. ``observed``: from the range of each weight and a moving average of each activation's
+            range. ``fixed``: from calibration.
+        momentum: share of an activation's range kept by a step, for ``scales="observed"``; 0.99 by default.
+        freeze_observers_after: step from which observed ranges are frozen; ``2 epochs`` (``compile`` needs the steps per epoch);
+            or ``settled``, which freezes an activation's range when neither end moved by more than 1 % of its width
+            (``settled:0.005``: 0.5 %) in the last ``1 / (1 - momentum)`` steps. None for never.
+        batch_norm: ``train`` keeps batch normalization and folds it exactly at export, which requires a scale per output channel.
+            ``fold`` folds it now. The default is ``train`` if possible.
+        skip: names or shell-style patterns of layers to leave in float32; a layer has the name of its weight or node.
+        first_and_last: ``int8`` (if 4 bits are too few) or ``float32`` for the first and last layer; by default like the others.
+        reduce_range: True for 7-bit weights. x86 kernels without VNNI add two 8-bit products in 16 bits, which may saturate; 7
+            bits are exact. Products of two activations then stay in float32 for ``int8`` and are exact for ``uint8``. Use False
+            for other targets (VNNI, Arm, accelerators).
+        quantize_outputs: True to round model outputs, too, so the last layer can return integers.
+        engine: engine of ``burnish.engines``, or its name, to run the model on the calibration data.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: an option that does not fit or changes nothing, no layer to quantize, or no calibration data for
-            activations.
-        InputError: a batch that does not fit, none at all, or values that are not finite.
+        ConfigurationError: an option does not fit or has no effect, there is no layer to quantize, or activations lack
+            calibration data.
+        InputError: a batch does not fit, there is none, or values are not finite.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
     """
@@ -177,7 +177,7 @@ def _quantize_activations(
 
 
 def _copied(mark: QuantizationMark) -> QuantizationMark:
-    """The mark of an activation whose range is that of another: it is not observed a second time."""
+    """Return the mark of an activation with another's range, which is not observed again."""
     return replace(mark, scales="fixed") if mark.scales == "observed" else mark
 
 
@@ -196,7 +196,7 @@ def _formats_of(
     first_and_last: Ends | None,
     within_bodies: bool,
 ) -> list[tuple[Layer, WeightFormat]]:
-    """The layers that are quantized, each with what its weight becomes; warns of layers in bodies that are not."""
+    """Return the layers to quantize with their weight formats; warn of layers in bodies that are not."""
     found = layers_of(graph.all_nodes())
     left = [layer.node for layer in found if layer.node.graph is not graph and not (within_bodies and _fits(layer, weights))]
     layers = [layer for layer in found if layer.node not in left]
@@ -228,20 +228,20 @@ def _formats_of(
 
 
 def _fits(layer: Layer, weights: WeightFormat) -> bool:
-    """Whether the inputs of a layer are a whole number of blocks, and batch normalization behind it can be folded."""
+    """True if a layer's inputs divide into blocks and batch normalization after it can be folded."""
     shape = static_shape(layer.weight)
     in_blocks = not weights.block or layer.input_axis is None or shape is None or shape[layer.input_axis] % weights.block == 0
     return in_blocks and _is_foldable(layer, weights)
 
 
 def _check_useful(option: str, value: object, other: str, chosen: object, needed: str) -> None:
-    """Refuse an option that nothing reads unless another one has a certain value."""
+    """Raise ConfigurationError for an option that has no effect without another one."""
     if value is not None and chosen != needed:
         raise ConfigurationError(f"quantize: {option}={value!r} changes nothing with {other}={chosen!r}: give {other}={needed!r}")
 
 
 def _check_of_weights(**options: tuple[object, object]) -> None:
-    """Refuse options of activations, given with their defaults, where weights alone are quantized."""
+    """Raise ConfigurationError for activation options if only weights are quantized."""
     for name, (value, default) in options.items():
         if value != default:
             raise ConfigurationError(
@@ -265,7 +265,7 @@ def _training(scales: Scales, momentum: float, freeze_after: int | str | None) -
 
 
 def check_unquantized(graph: ir.Graph) -> None:
-    """Raise ConfigurationError for a graph that is quantized already, or that masks weights."""
+    """Raise ConfigurationError for a graph that is already quantized or has masked weights."""
     if (masked := next(masked_weights(graph), None)) is not None:
         raise ConfigurationError(
             f"quantize: {describe_node(masked[0])} masks weights: quantize the model first, and prune the result"
@@ -279,13 +279,13 @@ def check_unquantized(graph: ir.Graph) -> None:
 
 
 def _is_foldable(layer: Layer, kind: WeightFormat) -> bool:
-    """Whether the factors of batch normalization behind a layer, where there is one, go into its scales."""
+    """True if no batch normalization follows a layer, or its factors fit into the layer's scales."""
     follows = any(reader.op_type == "BatchNormalization" for reader, _ in layer.node.outputs[0].uses())
     return not follows or (kind.keeps_sign and layer.axis is not None)
 
 
 def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]]) -> None:
-    """Check that the batch normalization behind quantized layers can be folded into their scales."""
+    """Raise ConfigurationError if batch normalization after a quantized layer cannot be folded into its scales."""
     for layer, kind in chosen:
         if not _is_foldable(layer, kind):
             raise ConfigurationError(
@@ -295,19 +295,19 @@ def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]
 
 
 SETTLED = 0.01
-"""The part of its width within which a range has settled."""
+"""Default relative movement of a settled range."""
 _EPOCHS = re.compile(r"([0-9]{1,18}) epochs?")
 _SETTLED = re.compile(r"settled(?::([0-9.eE+-]+))?")
 
 
 def read_freezing(asked: int | str | None) -> dict[str, Any]:
-    """Return what of ``Training`` is asked for; nothing for None.
+    """Parse ``freeze_observers_after`` into arguments of ``Training``; empty for None.
 
     Args:
         asked: steps, as a number or its digits; ``2 epochs``; ``settled`` or ``settled:0.005``.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: another form.
     """
     if asked is None:
         return {}
@@ -332,7 +332,7 @@ def read_freezing(asked: int | str | None) -> dict[str, Any]:
 
 
 def put_integer_forms(graph: ir.Graph) -> None:
-    """Let a graph use Gemm for a product with a bias, and GlobalAveragePool for a mean over all pixels, in place."""
+    """Rewrite products with a bias as Gemm, and means over all pixels as GlobalAveragePool, in place."""
     _join_biases(graph)
     for node in list(graph):
         if node.op_type == "ReduceMean" and node.domain == "":
@@ -340,10 +340,7 @@ def put_integer_forms(graph: ir.Graph) -> None:
 
 
 def _join_biases(graph: ir.Graph) -> None:
-    """Make one Gemm of each MatMul of two matrices and the Add of a bias after it.
-
-    An integer operator adds the bias of a Gemm as integers; a bias apart is added in floating-point numbers.
-    """
+    """Fuse each MatMul of two matrices and the Add of its bias into a Gemm, whose integer operator adds the bias as integers."""
     for layer in layers_of(graph):
         node, weight = layer.node, constant_array(layer.weight)
         x, product = node.inputs[0], node.outputs[0]
@@ -361,7 +358,7 @@ def _join_biases(graph: ir.Graph) -> None:
 
 
 def _pool(graph: ir.Graph, node: ir.Node) -> None:
-    """Make a GlobalAveragePool of a mean over all axes behind the channels."""
+    """Replace a mean over all spatial axes by GlobalAveragePool."""
     x = node.inputs[0]
     listed = attribute_value(node, "axes", None)
     array = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else listed
@@ -378,15 +375,12 @@ def _pool(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def remaining_line(model: ir.Model) -> str | None:
-    """Return a line that says which operators of a quantized model read weights in floating-point numbers, and how many.
+    """Return a line on the operators of a quantized model that read floating-point weights; None if there are none.
 
-    Weights are initializers of two dimensions or more. Recurrent layers and embeddings are read so, and layers that were skipped.
+    Weights are initializers of two or more dimensions. Recurrent layers, embeddings and skipped layers read such weights.
 
     Args:
-        model: as ``burnish.surgery.quantize`` returns it.
-
-    Returns:
-        None where every weight is quantized.
+        model: a model from ``burnish.surgery.quantize``.
     """
     readers: Counter[str] = Counter()
     remaining = total = 0
@@ -408,7 +402,7 @@ def remaining_line(model: ir.Model) -> str | None:
 
 
 def _leads_to_integers(reader: ir.Node) -> bool:
-    """Whether a node quantizes a weight, or brings it into blocks before that."""
+    """True if a node quantizes a weight, perhaps after a reshape into blocks."""
     while not QUANTIZATION.is_on(reader):
         readers = [following for following, _ in reader.outputs[0].uses()]
         if reader.op_type not in ("Reshape", "Transpose") or len(readers) != 1:

@@ -1,4 +1,4 @@
-"""A classifier's head replaced by one for other classes: what a pretrained file needs before it can learn them."""
+"""Replacement of a classifier's head, to train a pretrained model on other classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BEHIND_HEADS = frozenset(
         *("Resize", "Relu", "Dropout", "GlobalAveragePool", "ReduceMean", "AveragePool", "Clip", "ArgMax"),
     }
 )
-"""Operators that may stand between a head and the output."""
+"""Operators that may come between a head and the output."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Head:
     Attributes:
         node: the product: ``Gemm``, ``MatMul`` or ``Conv``.
         weight: its initializer.
-        class_axis: the axis of the weight that counts the classes.
-        bias: the initializer that is added to the result; None without one.
-        output: the name of the model's output that the head is for.
+        class_axis: axis of the classes in the weight.
+        bias: initializer added to the product, or None.
+        output: name of the head's model output.
     """
 
     node: ir.Node
@@ -56,39 +56,38 @@ class Head:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
         return int(initial_array(self.weight).shape[self.class_axis])
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of its initializers, ``weight`` and, where there is one, ``bias``."""
+        """Initializer names, by ``weight`` and, if there is one, ``bias``."""
         values = {"weight": self.weight, "bias": self.bias}
         return {role: value.name or "" for role, value in values.items() if value is not None}
 
     @property
     def initializers(self) -> tuple[str, ...]:
-        """The names of its weight and bias."""
         return tuple(value.name or "" for value in (self.weight, self.bias) if value is not None)
 
 
 def replace_head(source: Source, classes: int, output: str | None = None, seed: int = 0) -> ir.Model:
-    """Return a model whose head has another number of classes, drawn anew; everything else keeps its bits.
+    """Return a model with a new, randomly initialized head for another number of classes.
 
-    The head is the last ``Gemm``, ``MatMul`` (with the ``Add`` after it) or 1 x 1 ``Conv`` before the output; softmax, sigmoid,
-    pooling and shapes may stand behind it. With f inputs to each class, weight and bias are uniform in ``±1/√f``, as
-    ``torch.nn.Linear`` begins. Names stay.
+    The head is the last ``Gemm``, ``MatMul`` (with its ``Add``) or 1 x 1 ``Conv`` before the output; softmax, sigmoid, pooling
+    and reshapes may follow it. With f inputs per class, weight and bias are uniform in ``±1/√f``, as in ``torch.nn.Linear``.
+    Names and all other weights are unchanged.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        classes: how many the head is to have.
-        output: of the model, the one that the head is for; None is the only one.
-        seed: of the new weights.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        classes: new number of classes.
+        output: name of the head's model output; None if it is the only one.
+        seed: seed of the new weights.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: no head can be told, something else reads its weights, or a number does not fit.
+        ConfigurationError: no head is found, its weights have other readers, or an argument is invalid.
         ModelError: the source is not a valid ONNX model.
     """
     if not is_whole(classes) or classes < 1:
@@ -112,7 +111,7 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
 
 
 def settle_biases(model: ir.Model) -> None:
-    """Let, in place, an Add read a bias of one number as it is: an export may have given it more axes, by a Reshape."""
+    """Remove, in place, Reshapes between a one-element bias and its Add, which some exporters write."""
     for node in [*model.graph]:
         if node.op_type != "Add" or node.domain != "":
             continue
@@ -127,14 +126,14 @@ def settle_biases(model: ir.Model) -> None:
 
 
 def with_a_score_for_each_class(model: ir.Model, output: str | None = None) -> ir.Model:
-    """Return a canonical model of two classes, told by one score, as one with a score for each; any other as it is.
+    """Return a binary classifier with a single score as one with a score per class; other models unchanged.
 
-    Classical toolkits write so: ``Sigmoid(Concat(-z, z))``, ``Concat(1 - p, p)`` of ``p = Sigmoid(z)``, and ``Concat(1 - z, z)``.
-    The first two become ``Softmax`` of the scores ``(0, z)``, which is the same function, and the last the scores ``(1 - z, z)``.
+    Classical toolkits write ``Sigmoid(Concat(-z, z))``, ``Concat(1 - p, p)`` with ``p = Sigmoid(z)``, and ``Concat(1 - z, z)``.
+    The first two become the equal ``Softmax`` of scores ``(0, z)``, and the last the scores ``(1 - z, z)``.
 
     Args:
-        model: the model; not changed.
-        output: the one with the classes; None is each.
+        model: a canonical model; not changed.
+        output: output with the classes; None for all outputs.
     """
 
     def pairs(of: ir.Model) -> list[_Pair]:
@@ -151,7 +150,7 @@ def with_a_score_for_each_class(model: ir.Model, output: str | None = None) -> i
 
 
 def _spell_out(graph: ir.Graph, pair: _Pair) -> None:
-    """Let the layer give a score for each of the two classes, in place."""
+    """Make the layer compute a score for each of the two classes, in place."""
     weight, scores = pair.layer.inputs[1], pair.score
     assert weight is not None
     for tensor, axis, one in ((weight, output_axis(pair.layer), 0.0), (pair.bias, -1, 1.0)):
@@ -179,7 +178,7 @@ def _spell_out(graph: ir.Graph, pair: _Pair) -> None:
 
 
 def _put(graph: ir.Graph, earlier: ir.Value, value: ir.Value) -> None:
-    """Let a value take the place of another, as an output of the model too."""
+    """Replace a value by another, also as a model output."""
     is_output = earlier.is_graph_output()
     if is_output and value.is_graph_output():
         builder = Builder(graph)
@@ -192,16 +191,16 @@ def _put(graph: ir.Graph, earlier: ir.Value, value: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two classes that are told by one score.
+    """Two classes with a single score.
 
     Attributes:
-        layer, bias: the linear layer, and what is added to its result.
-        score: what is joined with its complement, before a sigmoid.
-        between: the nodes from the layer to the score.
-        joined: the node that joins them.
-        activation: the sigmoid after that, where there is one.
-        is_logistic: whether the classes are probabilities.
-        second_is_score: whether the score is that of the second class.
+        layer, bias: the linear layer, and the addend of its result.
+        score: the value before complement and sigmoid.
+        between: nodes from the layer to the score.
+        joined: the Concat.
+        activation: the sigmoid after it, or None.
+        is_logistic: True if the classes are probabilities.
+        second_is_score: True if the score is that of the second class.
     """
 
     layer: ir.Node
@@ -215,7 +214,7 @@ class _Pair:
 
 
 def _pair_before(value: ir.Value) -> _Pair | None:
-    """The two classes that an output gives, where one score tells them."""
+    """Return the two classes of an output with a single score; None for other outputs."""
     activation: ir.Node | None = None
     node = value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Identity", "Sigmoid"):
@@ -246,7 +245,7 @@ def _pair_before(value: ir.Value) -> _Pair | None:
 
 
 def _complement(one: ir.Value, other: ir.Value) -> str | None:
-    """What one value is to another: ``negated``, the ``rest`` to 1, or neither."""
+    """Return ``negated`` if a value is minus the other, ``rest`` if it is 1 minus the other, else None."""
     node = one.producer()
     if node is None:
         return None
@@ -265,7 +264,7 @@ def _is_number(array: np.ndarray | None, number: float) -> bool:
 
 
 def _layer_of(score: ir.Value) -> tuple[ir.Node, ir.Value | None, tuple[ir.Node, ...]] | None:
-    """The linear layer with weights of its own that gives one score, what is added, and the nodes after the layer."""
+    """Return the linear layer that computes a single score, its addend, and the nodes after it."""
     node, bias = score.producer(), None
     between: tuple[ir.Node, ...] = ()
     if node is not None and node.op_type == "Add" and (pair := _added(node)) is not None:
@@ -277,7 +276,7 @@ def _layer_of(score: ir.Value) -> tuple[ir.Node, ir.Value | None, tuple[ir.Node,
 
 
 def _index_of(reshape: ir.Node) -> ir.Value | None:
-    """The number of the class, 0 or 1, that is read off a score: whether it is above 0."""
+    """Return the class index that is computed as score > 0."""
     above = next((reader for reader, _ in reshape.outputs[0].uses() if reader.op_type == "Greater"), None)
     cast = None if above is None else next((reader for reader, _ in above.outputs[0].uses() if reader.op_type == "Cast"), None)
     return None if cast is None else cast.outputs[0]
@@ -287,7 +286,7 @@ def find_head(model: ir.Model, output: str | None = None) -> Head:
     """Return the head of a canonical model.
 
     Raises:
-        ConfigurationError: no head can be told, or something else reads its weights.
+        ConfigurationError: no head is found, or its weights have other readers.
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     if output is not None and output not in outputs:
@@ -325,7 +324,7 @@ def find_head(model: ir.Model, output: str | None = None) -> Head:
 
 
 def _added(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """What an Add reads, and the initializer that it adds."""
+    """Return the operand and the initializer of an Add."""
     first, second = node.inputs
     if first is None or second is None:
         return None
@@ -335,7 +334,7 @@ def _added(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
-    """The head that a node is, with what is added to its result; None where it is no linear layer with weights of its own."""
+    """Return the head at a node with the addend of its result; None if it is not a linear layer with its own weights."""
     if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
         return None
     turn = _turn_of(node)
@@ -370,7 +369,7 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
 
 
 def _turn_of(node: ir.Node) -> ir.Node | None:
-    """The Transpose of a weight for a product alone, as an exporter writes it that does not transpose ahead of time."""
+    """Return the Transpose between a weight and its product, which some exporters write."""
     turn = None if node.op_type == "Conv" or node.inputs[1] is None else node.inputs[1].producer()
     if turn is None or turn.domain != "" or turn.op_type != "Transpose" or len(turn.outputs[0].uses()) != 1:
         return None
@@ -378,7 +377,7 @@ def _turn_of(node: ir.Node) -> ir.Node | None:
 
 
 def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
-    """Let shapes behind the head say the new number of classes, in constants that reshape too."""
+    """Update shapes and constants after the head for the new number of classes."""
     graph = model.graph
     before = {value: value.shape for value in graph.outputs}
     if (turn := _turn_of(head.node)) is not None:
@@ -405,13 +404,13 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
 
 
 def _settle_extents(node: ir.Node, old: int, classes: int) -> None:
-    """Let the extents that a Reshape or a Resize is given as a constant say the new number of classes."""
+    """Update the constant extents of a Reshape or Resize."""
     place = {"Reshape": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
     extents = constant_array(node.inputs[place]) if place < len(node.inputs) else None
     if extents is None or node.graph is None:
         return
     counts = extents == old
-    if node.op_type == "Resize":  # which has the classes along axis 1, and nothing else there
+    if node.op_type == "Resize":  # only axis 1 has the classes
         counts &= np.asarray(attribute_value(node, "axes", range(len(extents)))) == 1
     if counts.any():
         assert isinstance(node.graph, ir.Graph)
@@ -420,7 +419,7 @@ def _settle_extents(node: ir.Node, old: int, classes: int) -> None:
 
 
 def _number_classes(node: ir.Node, old: int, classes: int) -> None:
-    """Let a table of class labels behind the head, as classical toolkits write it, have as many as there are: 0, 1, 2 and so on.
+    """Number the class labels 0, 1, 2 and so on in a table after the head, as classical toolkits write it.
 
     Raises:
         ConfigurationError: the labels are text.

@@ -1,4 +1,4 @@
-"""An embedding table with another number of rows: a vocabulary that has grown, or lost its end."""
+"""Embedding tables with another number of rows, for a vocabulary that has grown or shrunk."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from burnish.validation import is_whole
 
 
 def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Model:
-    """Return a model whose embedding table has more rows, or fewer.
+    """Return a model whose embedding table has another number of rows.
 
-    Rows keep their places and bits. Rows that are new are drawn from the normal distribution of the present ones: of each column
-    its mean and its standard deviation. Where there are to be fewer, the last ones are left out.
+    Existing rows keep their positions and values. New rows are normal with each column's mean and standard deviation; surplus
+    rows are removed from the end.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        table: the name of its initializer, which ``Gather`` on axis 0 alone reads.
-        rows: how many it is to have.
-        seed: of the new rows.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        table: name of its initializer, whose only readers are ``Gather`` on axis 0.
+        rows: new number of rows.
+        seed: seed of the new rows.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: no such table, something else reads it, or ``rows`` is no whole number of at least 1.
+        ConfigurationError: there is no such table, it has other readers, or ``rows`` is invalid.
         ModelError: the source is not a valid ONNX model.
     """
     if not is_whole(rows) or rows < 1:
@@ -64,6 +64,6 @@ def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Mod
 
 
 def _looks_up(node: ir.Node, operand: int) -> bool:
-    """Whether a node reads whole rows of its first operand, by their numbers."""
+    """True if a node looks up whole rows of its first operand."""
     axis = node.attributes.get("axis")
     return node.op_type == "Gather" and node.domain == "" and operand == 0 and (axis is None or axis.as_int() == 0)

@@ -1,4 +1,4 @@
-"""Weight normalization: the direction and the length of a weight train apart."""
+"""Weight normalization: separate training of a weight's direction and length."""
 
 from __future__ import annotations
 
@@ -31,32 +31,30 @@ from burnish.value_statistics import Batch, check_data, measure_values
 def weight_normalize(
     source: Source, layers: Patterns = "*", data: Iterable[Batch] | None = None, *, engine: str | Engine | None = None
 ) -> ir.Model:
-    """Write weights as w = g v / ‖v‖, with a length g for every output channel (Salimans and Kingma 2016, section 2).
+    """Write weights as w = g v / ‖v‖, with a length g per output channel (Salimans and Kingma 2016, section 2).
 
-    The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``: ``weight_g``, ``weight_v``), and
-    the graph computes w from them. The norm goes over all axes but that of the output channels: axis 0 of a Conv's weight and
-    of a Gemm's with transB, the last axis of other Gemm and MatMul weights. v starts as w; g has its shape with 1 in place of
-    the other extents and starts as the norms, so that outputs stay as they are up to rounding. Both train. Weight decay acts
-    on g and v. ``Session.export`` computes w once and gives it its name back.
+    The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``), from which the graph computes w.
+    The norm is over all axes but that of the output channels: axis 0 for Conv and Gemm with transB, else the last. v starts as w;
+    g has extent 1 on the other axes and starts as the norms, so outputs are unchanged up to rounding. Both are trained and
+    subject to weight decay. ``Session.export`` computes w and restores its name.
 
-    With ``data`` the layers are initialized to it (section 3): in the order of the graph, each layer's output, before any
-    nonlinearity, gets mean 0 and variance 1 per channel over the data. That changes the model's outputs. A layer without bias
-    gets one, ``<layer>.bias``.
+    With ``data``, layers are initialized from it (section 3): in graph order, each layer's output before any nonlinearity gets
+    mean 0 and variance 1 per channel. This changes the model's outputs. A layer without bias gets one, ``<layer>.bias``.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        layers: names or shell-style patterns of Conv, Gemm and MatMul layers with weights of their own, called after their
-            weight (``conv1`` for ``conv1.weight``) or as their node.
-        data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are not read.
-        engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        layers: names or shell-style patterns of Conv, Gemm and MatMul layers. A layer has the name of its weight (``conv1`` for
+            ``conv1.weight``) or of its node.
+        data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are ignored.
+        engine: engine of ``burnish.engines``, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: nothing matches, a weight is an output of the model, or has a channel that is all zeros and so no
-            direction; with data: layers that share a weight, or a bias that is not one constant per channel.
-        InputError: a batch that does not fit, none at all, or a channel that is constant over the data.
+        ConfigurationError: nothing matches, a weight is a model output or has an all-zero channel; with data, layers share a
+            weight or a bias is not one constant per channel.
+        InputError: a batch does not fit, there is none, or a channel is constant over the data.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
     """
@@ -86,7 +84,7 @@ def weight_normalize(
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer: its node, the initializer that is its weight, and the weight's axis of the output channels."""
+    """A linear layer: node, weight initializer, and the weight's axis of output channels."""
 
     node: ir.Node
     weight: ir.Value
@@ -107,7 +105,7 @@ def _layer(node: ir.Node) -> _Layer | None:
 
 
 def _outside_bodies(graph: ir.Graph, layers: list[_Layer]) -> list[_Layer]:
-    """The layers of the graph itself, whose outputs are measured; warns of those in bodies."""
+    """Return the layers of the main graph, whose outputs can be measured; warn of those in bodies."""
     outside, inside = ([layer for layer in layers if (layer.node.graph is graph) is here] for here in (True, False))
     nodes = [layer.node for layer in inside]
     why = "what they give is not measured: without data they are normalized too"
@@ -131,7 +129,7 @@ def _check_unshared(layers: list[_Layer]) -> None:
 
 
 def _reparametrize(graph: ir.Graph, names: Names, layer: _Layer) -> ir.Value:
-    """Put ``g v / ‖v‖`` in the place of the weight; returns g."""
+    """Replace the weight by ``g v / ‖v‖``; return g."""
     weight, name = layer.weight, layer.weight.name or ""
     array = constant_array(weight)
     assert array is not None
@@ -185,7 +183,7 @@ def _initialize(
 
 
 def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
-    """Return the bias of a layer, an initializer [C] that only it reads, and the layer's output after the bias."""
+    """Return the bias of a layer, an initializer [C] without other readers, and the layer's output after the bias."""
     node = layer.node
     if node.op_type == "MatMul":
         return _added_bias(graph, names, layer)
@@ -200,7 +198,7 @@ def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, i
 
 
 def _added_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
-    """The same for a MatMul, to which a later node adds the bias: one that is there, or a new one."""
+    """Return the same for a MatMul, whose bias is added by a later node; the node is created if there is none."""
     product = layer.node.outputs[0]
     uses = list(product.uses())
     if len(uses) == 1 and not product.is_graph_output() and uses[0].node.op_type == "Add" and uses[0].node.domain == "":
@@ -219,7 +217,7 @@ def _added_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value,
 
 
 def _as_own(graph: ir.Graph, names: Names, layer: _Layer, present: ir.Value | None, factor: float) -> ir.Value:
-    """Return ``factor`` times a bias as an initializer [C] with no other reader; zeros where there is none."""
+    """Return ``factor`` times a bias as an initializer [C] without other readers; zeros if there is none."""
     channels = _channels(layer)
     assert layer.weight.dtype is not None
     dtype = layer.weight.dtype.numpy()
