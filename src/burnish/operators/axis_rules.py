@@ -569,7 +569,7 @@ def reduced_axes(call: Call) -> Axes:
 
 
 def extreme_axes(call: Call) -> Axes:
-    """ReduceMax: no axes if the result is only subtracted from the exponents of a softmax, which does not depend on it."""
+    """ReduceMax and ReduceMin: no axes if the result is only subtracted in the exponents of a softmax, which cancels it."""
     readers = call.node.outputs[0].consumers()
     return () if readers and all(_is_exponent(reader) for reader in readers) else reduced_axes(call)
 

@@ -1,12 +1,12 @@
-"""Extents as products: of integers, of symbols, of the number of samples.
+"""Extents as products of integers, symbols and the number of samples.
 
-An axis is a sequence of factors, from the one that its places run through slowest to the one that they run through fastest: the
-first axis of ``Reshape(x, [-1, 2])`` of ``x [batch, time, 2]`` is ``batch, time``, and that of its transpose ``time, batch``. A
-number is a product of factors in no order.
+An axis is a sequence of factors, from the slowest to the fastest: the first axis of ``Reshape(x, [-1, 2])`` of
+``x [batch, time, 2]`` is ``batch, time``, and that of its transpose is ``time, batch``. A number is an unordered product of
+factors.
 
-A Reshape cuts the factors anew: elements keep their order, so that the factors of all axes, one after the other, are those of the
-result. They are cut where the numbers of the target say, from both ends; what is left in between is told where it is one axis, or
-where no samples are in it.
+A Reshape regroups the factors: elements keep their order, so the factors of all axes, one after the other, are those of the
+result. The numbers of the target divide them, from both ends; the rest in the middle is known if it is one axis, or has no
+samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What a symbolic extent depends on."""
+    """The dependence of a symbolic extent."""
 
     FIXED = "the same for every batch"
     SAMPLES = "the number of samples"
@@ -31,11 +31,11 @@ class Factor:
     """A symbolic extent.
 
     Attributes:
-        key: equal extents have equal ones.
-        kind: what it depends on.
-        extent: of samples, where the model fixes their number.
-        is_uniform: of samples, whether they are all alike along the axis: constants that were repeated for each of them.
-        reason: of a lost one, what lost them: a description of the node and what it does.
+        key: equal for equal extents.
+        kind: its dependence.
+        extent: for samples, their number if the model fixes it.
+        is_uniform: for samples, True if all places are alike along the axis: constants repeated for each sample.
+        reason: for a lost axis, the cause: a description of the node and its effect.
     """
 
     key: str
@@ -52,11 +52,11 @@ ONE: Axis = ()
 
 @dataclass(frozen=True)
 class Number:
-    """A product of an integer and of symbolic extents.
+    """A product of an integer and symbolic extents.
 
     Attributes:
-        coefficient: the integer; negative and zero where it is all there is.
-        factors: the extents, in one order for equal products.
+        coefficient: the integer; negative or zero only without factors.
+        factors: the extents, in the same order for equal products.
     """
 
     coefficient: int
@@ -74,7 +74,7 @@ class Number:
 
     @property
     def integer(self) -> int | None:
-        """The number where it is known, also as that of the samples that the model fixes."""
+        """The number if known, including a number of samples that the model fixes."""
         extents = [factor.extent for factor in self.factors]
         known = [extent for extent in extents if extent is not None]
         return self.coefficient * math.prod(known) if len(known) == len(extents) else None
@@ -87,7 +87,7 @@ class Number:
         return Number.of((self.coefficient, other.coefficient, *self.factors, *other.factors))
 
     def over(self, other: Number) -> Number | None:
-        """The quotient, where it is a product; None where it is not known to be whole."""
+        """Return the quotient if it is a product; None if it may not be whole."""
         if other.coefficient == 0 or self.coefficient % other.coefficient:
             return None
         left, taken = Counter(self.factors), Counter(other.factors)
@@ -97,7 +97,7 @@ class Number:
 
 
 def normal(factors: Iterable[int | Factor]) -> Axis:
-    """The factors with integers that stand side by side as one, and without ones."""
+    """Return the factors with adjacent integers multiplied, and without ones."""
     axis: list[int | Factor] = []
     for factor in factors:
         if isinstance(factor, int) and axis and isinstance(axis[-1], int):
@@ -112,7 +112,7 @@ def has(axis: Sequence[int | Factor], kind: Kind) -> bool:
 
 
 def is_fixed(axis: Sequence[int | Factor]) -> bool:
-    """Whether the extent is the same for every batch."""
+    """True if the extent is the same for every batch."""
     return not has(axis, Kind.SAMPLES) and not has(axis, Kind.LOST)
 
 
@@ -121,7 +121,7 @@ def lost(key: str, reason: str) -> Factor:
 
 
 def axis_of(number: Number, key: str, reason: str) -> Axis:
-    """The axis of ``number`` places, all alike; lost where samples are among several factors, whose order is not known."""
+    """Return an axis of ``number`` equal places; lost if samples are among several factors, whose order is unknown."""
     factors: Axis = normal((number.coefficient, *(replace(factor, is_uniform=True) for factor in number.factors)))
     if len(factors) < 2 or is_fixed(factors):
         return factors
@@ -129,9 +129,9 @@ def axis_of(number: Number, key: str, reason: str) -> Axis:
 
 
 def broadcast(one: Axis, other: Axis, key: str, reason: str) -> Axis:
-    """The axis that two come to which are equal, or of which one has a single place.
+    """Return the axis of two broadcast axes, which are equal or have one with a single place.
 
-    Where samples are told apart in one of them they are so in the result: the other has as many places, or a single one.
+    If samples are distinct in one of them, they are in the result: the other has as many places, or one.
     """
     if one == ONE or other == ONE:
         return one or other
@@ -140,7 +140,7 @@ def broadcast(one: Axis, other: Axis, key: str, reason: str) -> Axis:
     for axis, beside in ((one, other), (other, one)):
         if has(axis, Kind.LOST):
             integer = Number.of(beside).integer
-            # A symbol that stands for one place would let the lost axis be that of the result.
+            # A symbol may turn out to be 1, and then the lost axis would be that of the result.
             stays = is_fixed(beside) and integer is not None
             stays |= has(beside, Kind.SAMPLES) and not _is_uniform(beside)
             return beside if stays and integer != 1 else axis
@@ -158,12 +158,12 @@ def _is_uniform(axis: Axis) -> bool:
 
 
 def _broadcast_samples(axis: Axis, fixed: Axis) -> Axis:
-    """A model that fixes a batch of one sample may repeat it."""
+    """A model with a fixed batch of one sample may repeat it."""
     return normal((*axis, *fixed)) if Number.of(axis).integer == 1 else axis
 
 
 def _alike(one: Axis, other: Axis) -> bool:
-    """Whether samples stand at the same places of two axes of the same extent: as many factors are slower in both, or faster."""
+    """True if samples have the same places in two axes of the same extent: equal slower factors, or equal faster ones."""
     both = [sides(axis) for axis in (one, other)]
     if any(len(times) != 1 for times in both):
         return False
@@ -172,7 +172,7 @@ def _alike(one: Axis, other: Axis) -> bool:
 
 
 def sides(axis: Sequence[int | Factor]) -> list[tuple[Axis, Axis]]:
-    """What is slower and what is faster than the samples, for each time that they are a factor."""
+    """Return the slower and the faster factors around the samples, for each occurrence of samples."""
     return [
         (tuple(axis[:index]), tuple(axis[index + 1 :]))
         for index, factor in enumerate(axis)
@@ -181,16 +181,16 @@ def sides(axis: Sequence[int | Factor]) -> list[tuple[Axis, Axis]]:
 
 
 Target = Number | None
-"""The extent of an axis, or None for what remains."""
+"""The extent of an axis, or None for the remainder."""
 
 
 def regrouped(axes: Axes, target: Sequence[Target], key: str, reason: str) -> Axes:
-    """Return the axes that a Reshape gives.
+    """Return the axes after a Reshape.
 
     Args:
-        axes: of the operand.
-        target: the extents of the result.
-        key: begins the keys of symbols that are made up here.
+        axes: axes of the operand.
+        target: extents of the result.
+        key: prefix for the keys of new symbols.
         reason: why samples would be lost.
     """
     left: deque[int | Factor] = deque(factor for axis in axes for factor in axis)
@@ -203,14 +203,14 @@ def regrouped(axes: Axes, target: Sequence[Target], key: str, reason: str) -> Ax
     targets.reverse()
     result = [*front, *_between(tuple(left), targets, key, reason), *(tuple(reversed(axis)) for axis in reversed(back))]
     if not targets and len(front) > 0:
-        result[len(front) - 1] += tuple(left)  # of one place: a batch of one sample that the model fixes
+        result[len(front) - 1] += tuple(left)  # one place: a batch of one sample, fixed by the model
     elif not targets and back:
         result[0] = (*left, *result[0])
     return tuple(map(normal, result))
 
 
 def _taken(left: deque[int | Factor], targets: list[Target]) -> list[Axis]:
-    """Take axes off the front of both, as long as the factors tell them."""
+    """Take axes off the front of both, while the factors determine them."""
     axes: list[Axis] = []
     while targets and (extent := targets[0]) is not None:
         axis = _axis(left, extent)
@@ -222,7 +222,7 @@ def _taken(left: deque[int | Factor], targets: list[Target]) -> list[Axis]:
 
 
 def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
-    """Take factors whose product is ``extent`` off the front; None, and nothing is taken, where there are none such."""
+    """Take factors with product ``extent`` off the front; if there are none, return None and take nothing."""
     rest = extent
     taken: list[int | Factor] = []
     pending = deque(left)
@@ -244,7 +244,7 @@ def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
             continue
         whole = rest.over(Number.of((factor,)))
         if whole is None and factor.extent is not None:
-            whole = rest.over(Number(factor.extent))  # the model fixes the number of samples, and writes it as it is
+            whole = rest.over(Number(factor.extent))  # the model fixes the number of samples and writes it as an integer
         if whole is None:
             return None
         taken.append(factor)
@@ -255,7 +255,7 @@ def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
 
 
 def _between(left: Axis, targets: Sequence[Target], key: str, reason: str) -> list[Axis]:
-    """The axes in the middle, which no number tells."""
+    """Return the axes in the middle, which no number determines."""
     if len(targets) == 1:
         return [left]
     if is_fixed(left) and all(target is None or target.is_fixed for target in targets):

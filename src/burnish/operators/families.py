@@ -1,4 +1,4 @@
-"""Every family of operators, and the records of all."""
+"""All families of operators, and their records."""
 
 from burnish.operators import (
     activation,

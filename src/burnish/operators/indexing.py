@@ -1,4 +1,4 @@
-"""Operators that read or write elements by index, and their gradients: adding where was read, reading where was written."""
+"""Operators that read or write elements by index, and their gradients: add at the positions read, read at those written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gather(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 def lower_gather_grad(op: Operation) -> Tensor:
-    """Zeros like data, with dy added at the slices the indices name; a repeated index adds up.
+    """Zeros like data, with dy added at the slices of the indices; repeated indices add up.
 
     Inputs: dy [outer, indices' shape, inner], indices, data [outer, axis, inner]. A single constant index needs no addition:
     dy is padded. Otherwise every element of dy is added at position (outer * extent + index) * inner + offset.
@@ -56,7 +56,7 @@ def gather_elements(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
-    """What the operator reads from data's flat positions is where dy is added."""
+    """The gradient of a gather: dy is added at the flat positions of data that the operator reads."""
     data, chooser = op.required(0), op.required(1)
     if _reads_rows(op):
         return (GATHER_GRAD(dy, op.builder.op("Squeeze", chooser, op.builder.integers([-1])), data, axis=0),)
@@ -65,7 +65,7 @@ def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 def _reads_rows(op: Operation) -> bool:
-    """Whether a GatherND reads whole rows of axis 0: as Gather does."""
+    """True if a GatherND reads whole rows of axis 0, like Gather."""
     chooser = op.required(1)
     if op.node.op_type != "GatherND" or op.attribute("batch_dims"):
         return False
@@ -73,7 +73,7 @@ def _reads_rows(op: Operation) -> bool:
 
 
 def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
-    """dy goes to the elements that were chosen."""
+    """The gradient of TopK: dy goes to the chosen elements."""
     x = op.required(0)
     axis = op.attribute("axis", -1)
     indices = op.second_output(ir.DataType.INT64, op.output)
@@ -81,7 +81,7 @@ def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
 
 
 def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """values = [off, on]: each receives the sum of dy where it was written."""
+    """The gradient of OneHot for values = [off, on]: each gets the sum of dy at its positions."""
     indices, depth, values = op.required(0), op.required(1), op.required(2)
     builder = op.builder
     indicator = builder.constant(np.array([0, 1], values.dtype.numpy()))
@@ -94,7 +94,7 @@ def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def unique(op: Operation, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None]:
-    """Of equal elements the first is the one that is returned, and that dy goes to."""
+    """The gradient of Unique: among equal elements, the first is returned and gets dy."""
     if dy is None:
         return (None,)
     x, axis = op.input, op.attribute("axis")
@@ -106,7 +106,7 @@ def unique(op: Operation, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor 
 
 
 def from_the_front(indices: Tensor, size: Tensor) -> Tensor:
-    """Indices as a vector, with those that count from the end made to count from the front."""
+    """Return indices as a vector, with negative ones counted from the front."""
     builder = indices.builder
     constant = indices.array
     if constant is not None and constant.size and int(constant.min()) >= 0:
@@ -121,7 +121,7 @@ def _range(number: Tensor) -> Tensor:
 
 
 def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Reduction none overwrites data, whose elements then receive nothing; add keeps it."""
+    """The gradient of ScatterElements: without a reduction, overwritten elements of data get nothing; add keeps them."""
     indices, updates, axis = op.required(1), op.required(2), op.attribute("axis", 0)
     if _reduces(op):
         return _reduced(op, dy, op.builder.op("GatherElements", flat_positions(op.input), indices, axis=axis))
@@ -134,7 +134,7 @@ def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The same as ScatterElements, by rows."""
+    """The gradient of ScatterND: the same as ScatterElements, by rows."""
     indices, updates = op.required(1), op.required(2)
     if _reduces(op):
         return _reduced(op, dy, op.builder.op("GatherND", flat_positions(op.input), indices))
@@ -147,9 +147,9 @@ def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def tensor_scatter(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The rows of a cache that were written anew receive nothing; what was written there receives theirs.
+    """The gradient of TensorScatter: overwritten rows of the cache get nothing; their gradient goes to the update.
 
-    Sample b is written from its start on, one row after another; with the mode ``circular`` the first row follows the last.
+    Sample b is written from its start on, row after row; with the mode ``circular`` the first row follows the last.
     """
     builder, update, starts = op.builder, op.required(1), op.optional(2)
     axis, mode = op.attribute("axis", -2), op.attribute("mode", "linear")
@@ -173,14 +173,16 @@ def tensor_scatter(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _number(tensor: Tensor, axis: int) -> Tensor:
-    """The extent along ``axis``, an int64 scalar."""
+    """Return the extent along ``axis``, an int64 scalar."""
     return tensor.builder.op("Squeeze", extent(tensor, axis), tensor.builder.integers([0]))
 
 
 def _reduced(op: Operation, dy: Tensor, places: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of a reduction among what data holds at a place and all updates of it.
+    """Return the gradients of a reduction over an element of data and all its updates.
 
     Args:
+        op: the scatter node.
+        dy: the cotangent of its output.
         places: for each update its position in the flat data, int64 of the shape of updates.
     """
     rule = _product if op.attribute("reduction") == "mul" else _extremum
@@ -188,29 +190,29 @@ def _reduced(op: Operation, dy: Tensor, places: Tensor) -> tuple[Tensor | None, 
 
 
 class _Places:
-    """Where each update stands in data."""
+    """The position of each update in data."""
 
     def __init__(self, places: Tensor, data: Tensor):
         self._places, self._data = places, data
 
     def read(self, tensor: Tensor) -> Tensor:
-        """For each update, what a tensor of the shape of data holds at its place."""
+        """Return, for each update, the element of a tensor like data at its position."""
         flat = tensor.builder.op("Reshape", tensor, tensor.builder.integers([-1]))
         return tensor.builder.op("Gather", flat, self._places)
 
     def add(self, updates: Tensor) -> Tensor:
-        """For each element of data the sum of its updates."""
+        """Return, for each element of data, the sum of its updates."""
         return add_at_positions(updates, self._places, self._data)
 
     def multiply(self, data: Tensor, updates: Tensor) -> Tensor:
-        """Each element of data times its updates."""
+        """Return each element of data times its updates."""
         builder = data.builder
         flat = (builder.op("Reshape", tensor, builder.integers([-1])) for tensor in (data, self._places, updates))
         return reshape_as(builder.op("ScatterElements", *flat, axis=0, reduction="mul"), data)
 
 
 def _extremum(op: Operation, dy: Tensor, places: _Places) -> tuple[Tensor | None, ...]:
-    """The cotangent goes to whatever was taken; those that tie share it evenly, as in PyTorch's scatter_reduce."""
+    """The gradient goes to the chosen element; ties share it evenly, like PyTorch's scatter_reduce."""
     builder, data, updates, y = op.builder, op.required(0), op.required(2), op.output
     data_taken, update_taken = builder.op("Equal", data, y), builder.op("Equal", updates, places.read(y))
     share = dy / (builder.cast(data_taken, y.dtype) + places.add(builder.cast(update_taken, y.dtype)))
@@ -221,7 +223,7 @@ def _extremum(op: Operation, dy: Tensor, places: _Places) -> tuple[Tensor | None
 
 
 def _product(op: Operation, dy: Tensor, places: _Places) -> tuple[Tensor | None, ...]:
-    """The slope by each factor is the product of the others at its place."""
+    """The slope for each factor is the product of the other factors at its position."""
     data, updates, y = op.required(0), op.required(2), op.output
     (data_is_zero, data_factor), (update_is_zero, update_factor) = without_zeros(data), without_zeros(updates)
     rest = places.multiply(data_factor, update_factor)
@@ -246,7 +248,7 @@ def _adds(op: Operation) -> bool:
 
 
 def _reduces(op: Operation) -> bool:
-    """Whether what is there and what is written are combined other than by a sum."""
+    """True if a reduction other than a sum combines data and updates."""
     reduction = op.attribute("reduction", "none")
     if reduction not in ("none", "add", "mul", "max", "min"):
         raise GradientError(

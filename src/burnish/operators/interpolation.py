@@ -1,8 +1,8 @@
-"""Values between the elements of an image, and the adjoint of reading them.
+"""Interpolation between the elements of an image, and its adjoint.
 
-A value at a point is a sum over K elements around it, the *taps*: their weights are products of what is taken along each axis,
-polynomials in how far the point lies behind an element. What reads images at computed points is written with these: GridSample,
-RoiAlign and DeformConv differ in their points.
+A value at a point is a weighted sum over K elements around it, the *taps*: a weight is the product of one factor per axis, a
+polynomial in the distance of the point from an element. GridSample, RoiAlign and DeformConv use these functions and differ in
+their points.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burnish.operators.indexing import GATHER_GRAD
 from burnish.operators.positions import count, extent, joined, reshape_as, reshape_to
 
 MOST_NUMBERS = 1 << 20
-"""Of a range that is a constant; a longer one is made where it is used."""
+"""The length of the longest constant range; a longer one is computed in the graph."""
 
 CUBIC_A = -0.75
 """The coefficient of Keys' kernel ("Cubic convolution interpolation", 1981) in GridSample, as in PyTorch."""
@@ -27,11 +27,11 @@ CUBIC_A = -0.75
 
 @dataclass(frozen=True)
 class Interpolation:
-    """How a value between elements is made of them, along one axis.
+    """An interpolation between elements along one axis.
 
     Attributes:
-        first: where the first tap lies, counted from the last element that is not behind the point.
-        coefficients: of the taps' weights as polynomials in the distance from that element, highest power first,
+        first: offset of the first tap from the last element at or before the point.
+        coefficients: the taps' weights as polynomials in the distance from that element, highest power first,
             ``[powers, taps]``.
     """
 
@@ -40,12 +40,12 @@ class Interpolation:
 
     @property
     def taps(self) -> int:
-        """How many elements a value is made of."""
+        """The number of elements that a value depends on."""
         return int(self.coefficients.shape[1])
 
     @property
     def is_nearest(self) -> bool:
-        """Whether a value is that of one element, and does not change where the point moves a little."""
+        """True if a value is that of one element, and constant under small moves of the point."""
         return self.taps == 1
 
 
@@ -66,12 +66,12 @@ CUBIC = Interpolation(
 
 @dataclass(frozen=True)
 class Taps:
-    """What values at M points are made of along one axis.
+    """The taps of values at M points along one axis.
 
     Attributes:
         places: int64 ``[M, T]``, inside the axis.
         weights: ``[M, T]`` or ``[1, T]``.
-        slopes: their derivatives by the point's coordinate, likewise; None where they do not change.
+        slopes: derivatives of the weights for the point's coordinate, likewise; None if the weights are constant.
     """
 
     places: Tensor
@@ -79,12 +79,12 @@ class Taps:
     slopes: Tensor | None
 
     def masked(self, mask: Tensor) -> Taps:
-        """The same without the taps where ``mask``, numbers that broadcast with the weights, is zero."""
+        """Return the taps without those for which ``mask``, numbers that broadcast with the weights, is zero."""
         return Taps(self.places, self.weights * mask, None if self.slopes is None else self.slopes * mask)
 
 
 def of_extent(tensor: Tensor, axis: int, function: Callable[..., Tensor | float], dtype: ir.DataType) -> Tensor:
-    """A scalar computed from the extent along an axis: a constant where that is known."""
+    """Return a scalar computed from the extent along an axis: a constant if the extent is known."""
     builder, known = tensor.builder, tensor.dimension(axis)
     if known is not None:
         number = function(float(known))
@@ -98,9 +98,9 @@ def of_extent(tensor: Tensor, axis: int, function: Callable[..., Tensor | float]
 def taps_around(
     position: Tensor, interpolation: Interpolation, last: Tensor, continued: Callable[[Tensor], Tensor] | None
 ) -> Taps:
-    """The taps of points ``[M]`` along an axis whose last element is at ``last``.
+    """Return the taps of points ``[M]`` along an axis with its last element at ``last``.
 
-    ``continued`` says which element stands for one that lies outside; without it there are zeros outside.
+    ``continued`` maps an outside place to the element used instead; without it the outside is zero.
     """
     builder = position.builder
     base = builder.op("Round" if interpolation.is_nearest else "Floor", position)
@@ -125,11 +125,11 @@ def taps_around(
 
 @dataclass(frozen=True)
 class Reading:
-    """Values at M points of images as sums over K taps each: of rows ``[images * elements, C]``, as ``rows_of`` makes them.
+    """Values at M points of images as sums over K taps each, from rows ``[images * elements, C]`` by ``rows_of``.
 
     Attributes:
         places: int64 ``[M, K]``, the rows.
-        taps: along each axis.
+        taps: the taps along each axis.
     """
 
     places: Tensor
@@ -137,7 +137,7 @@ class Reading:
 
     @staticmethod
     def of(taps: Sequence[Taps], extents: Sequence[int | Tensor], first: Tensor) -> Reading:
-        """From the taps along each axis, the axes' extents and each point's first row (int64 ``[M, 1]``)."""
+        """Combine the taps along each axis, the axes' extents and each point's first row (int64 ``[M, 1]``)."""
         total: Tensor | None = None
         step: int | Tensor | None = None
         for axis in reversed(range(len(taps))):
@@ -150,29 +150,29 @@ class Reading:
 
     @property
     def weights(self) -> Tensor:
-        """``[M, K]``, or ``[1, K]`` where all points have the same."""
+        """``[M, K]``, or ``[1, K]`` if all points have the same."""
         return self._product(None)
 
     def slopes(self, axis: int) -> Tensor:
-        """The derivatives of the weights by the points' coordinates along an axis."""
+        """Return the derivatives of the weights for the points' coordinates along an axis."""
         return self._product(axis)
 
     def values(self, rows: Tensor) -> Tensor:
-        """The taps' values, ``[M, K, C]``."""
+        """Return the taps' values, ``[M, K, C]``."""
         return rows.builder.op("Gather", rows, self.places, axis=0)
 
     def read(self, rows: Tensor) -> Tensor:
-        """The values at the points, ``[M, C]``."""
+        """Return the values at the points, ``[M, C]``."""
         builder = rows.builder
         weights = builder.op("Unsqueeze", self.weights, builder.integers([2]))
         return builder.op("ReduceSum", self.values(rows) * weights, builder.integers([1]), keepdims=0)
 
     def given_back(self, contributions: Tensor, rows: Tensor) -> Tensor:
-        """The adjoint of ``values``: contributions ``[M, K, C]`` added where they were read."""
+        """The adjoint of ``values``: contributions ``[M, K, C]`` added to the rows read."""
         return GATHER_GRAD(contributions, self.places, rows, axis=0)
 
     def moved(self, slopes_by_tap: Tensor, axis: int) -> Tensor:
-        """The gradient of the points' coordinates along an axis, ``[M]``, from that of the weights, ``[M, K]``."""
+        """Return the gradient of the points' coordinates along an axis, ``[M]``, from that of the weights, ``[M, K]``."""
         builder = slopes_by_tap.builder
         return builder.op("ReduceSum", slopes_by_tap * self.slopes(axis), builder.integers([1]), keepdims=0)
 
@@ -188,32 +188,32 @@ class Reading:
 
 
 def rows_of(images: Tensor) -> Tensor:
-    """Images ``[N, C, spatial]`` as rows ``[N * elements, C]``: what is read together lies together."""
+    """Reshape images ``[N, C, spatial]`` to rows ``[N * elements, C]``: the channels of an element are adjacent."""
     builder = images.builder
     return builder.op("Reshape", _channels_last(images), joined(builder, [builder.integers([-1]), extent(images, 1)]))
 
 
 def images_of(rows: Tensor, like: Tensor) -> Tensor:
-    """Rows as images of the shape of ``like``: the inverse of ``rows_of``, and its adjoint."""
+    """Reshape rows to images with the shape of ``like``: the inverse of ``rows_of``, and its adjoint."""
     rank = known_axes(like)
     last = reshape_as(rows, _channels_last(like))
     return like.builder.op("Transpose", last, perm=[0, rank - 1, *range(1, rank - 1)], like=like)
 
 
 def size_of(tensor: Tensor, axis: int) -> int | Tensor:
-    """The extent along an axis: an int where it is known, else an int64 scalar."""
+    """Return the extent along an axis: an int if known, otherwise an int64 scalar."""
     known = tensor.dimension(axis)
     return count(tensor, axis, axis + 1) if known is None else known
 
 
 def known_axes(tensor: Tensor) -> int:
-    """The rank, which a rule has made sure is known."""
+    """Return the rank, which must be known."""
     assert tensor.rank is not None
     return tensor.rank
 
 
 def range_of(number: int | Tensor, builder: Builder) -> Tensor:
-    """The integers from 0 up to a number, which is left out."""
+    """Return the integers from 0 to ``number`` - 1."""
     if isinstance(number, int) and number <= MOST_NUMBERS:
         return builder.integers(range(number))
     index = ir.DataType.INT64
@@ -222,7 +222,7 @@ def range_of(number: int | Tensor, builder: Builder) -> Tensor:
 
 
 def shaped(tensor: Tensor, extents: Sequence[int | Tensor]) -> Tensor:
-    """The tensor in a shape whose extents are ints, or int64 scalars."""
+    """Reshape a tensor to extents that are ints or int64 scalars."""
 
     def vector(number: Tensor) -> Callable[[], Tensor]:
         return lambda: number.builder.op("Reshape", number, number.builder.integers([1]))
@@ -231,7 +231,7 @@ def shaped(tensor: Tensor, extents: Sequence[int | Tensor]) -> Tensor:
 
 
 def unchanged(places: Tensor) -> Tensor:
-    """What stands for elements outside where no tap lies there with a weight."""
+    """Keep places as they are, if no tap outside has a weight."""
     return places
 
 
@@ -240,13 +240,13 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 def _beside(tensor: Tensor, axis: int, axes: int) -> Tensor:
-    """``[M, T]`` with its taps at their axis among those of all axes: ``[M, ..., T, ...]``."""
+    """Return ``[M, T]`` with its taps at their axis among those of all axes: ``[M, ..., T, ...]``."""
     others = [1 + other for other in range(axes) if other != axis]
     return tensor.builder.op("Unsqueeze", tensor, tensor.builder.integers(others)) if others else tensor
 
 
 def _side_by_side(tensor: Tensor, taps: Sequence[Taps]) -> Tensor:
-    """``[M, T, ..., T]`` as ``[M, K]``."""
+    """Return ``[M, T, ..., T]`` as ``[M, K]``."""
     if len(taps) == 1:
         return tensor
     terms = prod(int(along.places.dimension(1) or 0) for along in taps)

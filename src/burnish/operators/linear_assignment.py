@@ -1,14 +1,14 @@
-"""The cheapest assignment of rows to columns: which prediction answers for which object.
+"""The cheapest assignment of rows to columns, for example of objects to predictions.
 
-``LinearAssignment(cost, counts) -> row`` is a semantic operator, and no gradient goes through it:
+``LinearAssignment(cost, counts) -> row`` is a semantic operator without gradient:
 
-- cost ``[N, M, Q]``, floating-point: of row m and column q of each sample;
-- counts ``[N, M]``, bool: the rows that are to be assigned;
-- row ``[N, Q]``, int64: the row of each column, -1 where it has none. The sum of the costs is the smallest of all assignments in
-  which no column has two rows. Where more rows count than there are columns, those are left out whose absence makes it smallest.
+- cost ``[N, M, Q]``, floating-point: cost of row m and column q in each sample;
+- counts ``[N, M]``, bool: the rows to assign;
+- row ``[N, Q]``, int64: the row of each column, -1 for none. The sum of the costs is minimal over all assignments with at most
+  one row per column. If there are more rows to assign than columns, the rows left out are chosen to minimize it.
 
 The Hungarian method with potentials (Kuhn 1955, Munkres 1957), as shortest augmenting paths (Jonker and Volgenant 1987). All
-samples take a step together; a loop ends where the last has found its path.
+samples take a step together; a loop ends when the last sample has found its path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from burnish.operators.time_loop import Tensors, repeat_while, scan
 
 NEVER = 1e30
 LEFT_OUT = 1e4
-"""What it costs to leave a row out, above any cost between predictions and objects. It enters no other row's sums."""
+"""The cost of leaving a row out, above any cost between predictions and objects. It enters no other row's sums."""
 
 
 def _rows_of_columns(operands: Operands) -> list[OutputType]:
@@ -35,15 +35,15 @@ def _rows_of_columns(operands: Operands) -> list[OutputType]:
 
 
 class _Search(NamedTuple):
-    """A search for the shortest path from one row to a free column, of all samples.
+    """A search for the shortest path from one row to a free column, for all samples.
 
-    Column 0 stands for the row that the search starts from; then come Q columns, and one for each row that is left out.
+    Column 0 stands for the row at the start of the search; then come Q columns, and one for each row left out.
 
     Attributes:
-        column: where each search is, ``[N, 1]``.
-        active: whether it goes on, bool ``[N, 1]``.
-        distance: the shortest path to each column that was not visited, ``[N, K]``.
-        before: the column before it on that path, int64 ``[N, K]``.
+        column: current column of each search, ``[N, 1]``.
+        active: True if the search goes on, bool ``[N, 1]``.
+        distance: the shortest path to each unvisited column, ``[N, K]``.
+        before: the previous column on that path, int64 ``[N, K]``.
         visited: bool ``[N, K]``.
         row_potential: ``[N, 1 + M]``, 0 for no row.
         column_potential: ``[N, K]``.
@@ -97,7 +97,7 @@ def lower_linear_assignment(op: Operation) -> Tensor:
 
 
 def _with_places_to_be_left_out(cost: Tensor) -> Tensor:
-    """Emit ``[N, 1 + M, 1 + Q + M]``: a first row and column that stand for none, and a column for each row to be left out."""
+    """Emit ``[N, 1 + M, 1 + Q + M]``: with a first row and column for none, and a column for each row to leave out."""
     builder = cost.builder
     rows = builder.op("Shape", cost, start=1, end=2)
     start = builder.integers([0, 1, 1, 0, 0])
@@ -118,7 +118,7 @@ def _at(builder: Builder, tensor: Tensor, place: Tensor) -> Tensor:
 def _search(
     inner: Builder, start: _Search, row_of: Tensor, cost: Tensor, places: Tensor, limit: Tensor, name: str
 ) -> tuple[Tensor, ...]:
-    """Emit steps of Dijkstra's search until each sample stands at a column that has no row."""
+    """Emit steps of Dijkstra's search until each sample is at a column without a row."""
 
     def step(body: Builder, states: Tensors) -> tuple[Tensors, Tensor]:
         at = _Search(*states)
@@ -149,7 +149,7 @@ def _search(
 
 
 def _turned(inner: Builder, row_of: Tensor, found: _Search, active: Tensor, places: Tensor, limit: Tensor, name: str) -> Tensor:
-    """Emit the rows after each column on the path has taken the row of the one before it."""
+    """Emit the rows after each column on the path has taken the row of the previous one."""
 
     def step(body: Builder, states: Tensors) -> tuple[Tensors, Tensor]:
         rows, column, goes_on = states

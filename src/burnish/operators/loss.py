@@ -1,9 +1,9 @@
-"""Losses over class indices: those of the standard, and softmax cross-entropy as burnish emits it.
+"""Losses over class indices: those of the standard, and burnish's softmax cross-entropy.
 
-The class axis is 1, whatever the rank.
+The class axis is 1, for any rank.
 
-With p = softmax(logits), y the label, w the class weights (1 where none are given) and s the smoothing, the term of a position is
-``(1 - s) * w[y] * -log p[y] + s / C * sum_c w[c] * -log p[c]``; one whose label is ``ignore_index`` has no term.
+With p = softmax(logits), y the label, w the class weights (1 by default) and s the smoothing, the term of a position is
+``(1 - s) * w[y] * -log p[y] + s / C * sum_c w[c] * -log p[c]``; a position with the label ``ignore_index`` has no term.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def softmax_cross_entropy_loss(
     d_weight = picked.weight_gradient(log_p) if op.wants(2) else None
     if not op.wants(0):
         return None, None, d_weight
-    # With d the cotangent of log p, d scores = d - p * sum(d); the loss adds -at_label to d where the label is.
+    # With d the cotangent of log p, d scores = d - p * sum(d); the loss adds -at_label to d at the label.
     at_label = picked.cotangent
     spread = op.builder.op("Exp", log_p) * at_label if d_log_p is None else _through_softmax(log_p, d_log_p, at_label)
     return picked.add_at_label(spread, -at_label, like=scores), None, d_weight
@@ -59,7 +59,7 @@ def _through_softmax(log_p: Tensor, d_log_p: Tensor, at_label: Tensor | None = N
 
 
 class _PickedTerms:
-    """The terms -weight[y] * log p[y] of a loss: where the label y picks them, and what cotangent reaches each.
+    """The terms -weight[y] * log p[y] of a loss at the labels y, and their cotangents.
 
     With the reduction ``mean`` the terms are divided by the sum of the weights used.
     """
@@ -72,7 +72,7 @@ class _PickedTerms:
 
     @property
     def cotangent(self) -> Tensor:
-        """The cotangent of each position's -log p[y], 0 where the label is ignored; with a class axis of extent 1."""
+        """The cotangent of each position's -log p[y], 0 for ignored labels; with a class axis of extent 1."""
         builder, labels, weight = self._op.builder, self._op.required(1), self._labelled.weight
         if weight is None:
             cotangent = builder.op("Expand", self._scaled, builder.op("Shape", labels), shape=labels.shape)
@@ -134,7 +134,7 @@ def lower_softmax_cross_entropy(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def lower_softmax_cross_entropy_grad(op: Operation) -> Tensor:
-    """With d = [y counts] d_total: p d w[y] - [c = y] d w[y] where nothing is smoothed."""
+    """With d = d_total for counted labels, otherwise 0: p d w[y] - [c = y] d w[y] without smoothing."""
     builder, labels, log_p, weights = op.builder, op.required(2), op.required(3), op.optional(4)
     labelled = Labelled(log_p, labels, op.attribute("ignore_index"), weights)
     index = labelled.on_class_axis(labelled.index)
@@ -145,7 +145,7 @@ def lower_softmax_cross_entropy_grad(op: Operation) -> Tensor:
     at_label = labelled.on_class_axis(at_label if labelled.weight is None else at_label * labelled.weight)
     if not smoothing:
         return scatter_add(builder.op("Exp", log_p) * at_label, index, -at_label, CLASS_AXIS, like=log_p)
-    # What is spread over all classes does not cancel in the sum along them.
+    # The part spread over all classes does not cancel in the sum along them.
     spread = labelled.on_class_axis(flow * smoothing * _reciprocal_count(log_p))
     if weights is None:
         spread = builder.op("Expand", spread, builder.op("Shape", log_p), like=log_p)
@@ -161,7 +161,7 @@ def _smoothing(op: Operation) -> float:
 
 
 def _reciprocal_count(scores: Tensor) -> Tensor:
-    """1 / C; the reciprocal and not the count, which float16 may not hold."""
+    """1 / C instead of the count C, which may overflow float16."""
     classes = scores.dimension(CLASS_AXIS)
     if classes:
         return scores.builder.scalar(1 / classes, scores)
@@ -174,7 +174,7 @@ def _class_axis(op: Operation) -> Tensor:
 
 
 def _column(weights: Tensor, scores: Tensor) -> Tensor:
-    """The weights as a tensor that broadcasts along the class axis."""
+    """Return the weights as a tensor that broadcasts along the class axis."""
     assert scores.rank is not None
     return weights.builder.op("Reshape", weights, weights.builder.integers([-1, *([1] * (scores.rank - 2))]))
 
@@ -183,12 +183,12 @@ CLASS_AXIS = 1
 
 
 class Labelled:
-    """Class indices beside a prediction: which positions count, what each label picks, and the weight of each position.
+    """Class indices of a prediction: the counted positions, the element at each label, and the weight of each position.
 
     Args:
         prediction: ``[N, C, d1, ...]``, floating-point.
         labels: ``[N, d1, ...]``, int64, each in [0, C) or ``ignore_index``.
-        ignore_index: positions with this label are left out; None leaves none out.
+        ignore_index: label of positions to ignore; None for none.
         weight: one number per class, as numbers or as a tensor ``[C]``; or None.
     """
 
@@ -202,13 +202,13 @@ class Labelled:
         self.index = labels
         if ignore_index is not None:
             self._ignored = builder.op("Equal", labels, ignore_index)
-            # An ignored label may be no class at all; class 0 stands in for it and its term is dropped.
+            # An ignored label may be no valid class; class 0 replaces it and its term is dropped.
             self.index = builder.op("Where", self._ignored, builder.scalar(0, labels), labels, like=labels)
         self._weights = weight
 
     @cached_property
     def weight(self) -> Tensor | None:
-        """The weight of each position, of the labels' shape; None where all weigh the same."""
+        """The weight of each position, of the labels' shape; None if all weights are equal."""
         if self._weights is None:
             return None
         table = self._weights
@@ -221,30 +221,30 @@ class Labelled:
         return self._builder.op("Unsqueeze", tensor, self._builder.integers([CLASS_AXIS]))
 
     def pick(self, tensor: Tensor) -> Tensor:
-        """Emit, of a tensor ``[N, C, d1, ...]``, the element of each position's label, ``[N, d1, ...]``."""
+        """Emit the element at each position's label, ``[N, d1, ...]``, from a tensor ``[N, C, d1, ...]``."""
         picked = self._builder.op("GatherElements", tensor, self.on_class_axis(self.index), axis=CLASS_AXIS)
         return self._builder.op("Squeeze", picked, self._builder.integers([CLASS_AXIS]), shape=self.index.shape)
 
     def counted(self, tensor: Tensor) -> Tensor:
-        """Emit a tensor of the labels' shape with 0 where the label is ignored."""
+        """Emit a tensor of the labels' shape with 0 for ignored labels."""
         if self._ignored is None:
             return tensor
         return self._builder.op("Where", self._ignored, self._builder.scalar(0.0, tensor), tensor, like=tensor)
 
     def is_counted(self) -> Tensor:
-        """Emit which positions count, bool, of the labels' shape."""
+        """Emit True for counted positions, bool, of the labels' shape."""
         if self._ignored is None:
             return self._builder.op("Equal", self.index, self.index)
         return self._builder.op("Not", self._ignored)
 
     def total_weight(self) -> Tensor:
-        """Emit the sum of the weights of the positions that count, a scalar of the prediction's dtype."""
+        """Emit the sum of the weights of the counted positions, a scalar of the prediction's dtype."""
         if self.weight is not None:
             return _sum_of(self.counted(self.weight))
         return self.count()
 
     def count(self) -> Tensor:
-        """Emit the number of positions that count, a scalar of the prediction's dtype."""
+        """Emit the number of counted positions, a scalar of the prediction's dtype."""
         if self._ignored is None:
             return self._builder.cast(self._builder.op("Size", self.index), self._dtype)
         return _sum_of(self._builder.cast(self.is_counted(), self._dtype))
@@ -274,9 +274,9 @@ SOFTMAX_CROSS_ENTROPY = SemanticOperator(
     gradient=softmax_cross_entropy,
     lowering=lower_softmax_cross_entropy,
 )
-"""The sum of the terms of logits [N, C, d1, ...] at labels [N, d1, ...], int64, and that of the weights, to divide it by.
+"""The sum of the terms of logits [N, C, d1, ...] at labels [N, d1, ...], int64, and the sum of the weights as divisor.
 
-``weights`` [C] may be left out. Attributes: ``ignore_index``; ``smoothing``, a float64 scalar, none where it is left out.
+``weights`` [C] is optional. Attributes: ``ignore_index``; ``smoothing``, a float64 scalar, optional.
 """
 SOFTMAX_CROSS_ENTROPY_GRAD = SemanticOperator(
     "SoftmaxCrossEntropyGrad",

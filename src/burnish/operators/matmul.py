@@ -19,7 +19,7 @@ from burnish.operators.semantic import Operands, OutputType, SemanticOperator
 
 
 def _gradient_types(operands: Operands) -> list[OutputType]:
-    """What is not asked for has no elements."""
+    """An output that is not needed has no elements."""
     dy, (_, x, weight), transposed = operands["dy"], operands.tensors, operands.attributes["transposed"]
     assert dy.shape is not None
     dx_dims: list[Any] = [0]
@@ -39,7 +39,7 @@ def _gradient_types(operands: Operands) -> list[OutputType]:
 def matmul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """dA = dY·Bᵀ and dB = Aᵀ·dY over the last two axes; a vector counts as a matrix of one row (left) or column (right).
 
-    A right operand without batch axes, the weight of a linear layer, sees the left one as a single tall matrix: its gradient
+    A right operand without batch axes (the weight of a linear layer) sees the left one as a single tall matrix: its gradient
     is one product and needs no sum over a batch.
     """
     builder, a, b = op.builder, op.required(0), op.required(1)
@@ -81,7 +81,7 @@ def _by_matrix(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor 
 
 
 def _linear_gradients(op: Operation, dy: Tensor, transposed: int = 0, bias: bool = False) -> tuple[Tensor | None, ...]:
-    """Emit the gradients of x and the weight, which are the first operands, that are asked for, and that of a bias."""
+    """Emit the needed gradients of x and the weight, the first operands, and that of a bias."""
     x, weight = op.required(0) if op.wants(1) else None, op.required(1) if op.wants(0) else None
     dx, dw, db = LINEAR_GRAD.emit(dy, x, weight, transposed=transposed, bias=int(bias))
     return None if weight is None else dx, None if x is None else dw, db if bias else None
@@ -98,7 +98,7 @@ def lower_linear_grad(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 def _nothing(op: Operation, index: int) -> Tensor | None:
-    """Emit a tensor without elements for an output that is not asked for, where something reads it all the same."""
+    """Emit a tensor without elements for an output that is not needed but is read."""
     output = op.outputs[index]
     is_read = output.value.uses() or output.value.is_graph_output()
     return op.builder.constant(np.zeros(0, output.dtype.numpy())) if is_read else None
@@ -110,7 +110,7 @@ def _input_gradient(dy: Tensor, weight: Tensor, transposed: int = 0) -> Tensor:
 
 
 def _rows_like(rows: Tensor, dy: Tensor, x: Tensor | None) -> Tensor:
-    """A matrix as rows of x, or where x is not kept, with the leading axes of dY."""
+    """Reshape a matrix to the rows of x or, if x is not kept, to the leading axes of dY."""
     if x is not None:
         return rows if x.rank == 2 else reshaped_like(rows, x)
     assert dy.shape is not None
@@ -130,7 +130,7 @@ def _weight_gradient(dy: Tensor, x: Tensor, transposed: int = 0) -> Tensor:
 
 
 def _tall(tensor: Tensor) -> Tensor:
-    """The tensor as a matrix that keeps the last axis; a vector becomes one row."""
+    """Return the tensor as a matrix that keeps the last axis; a vector becomes one row."""
     if tensor.rank == 2:
         return tensor
     if tensor.rank == 1:
@@ -139,7 +139,7 @@ def _tall(tensor: Tensor) -> Tensor:
 
 
 def reshaped_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Reshape ``tensor`` to the shape of ``like``, taken at run time where more than one dimension is unknown."""
+    """Reshape ``tensor`` to the shape of ``like``, read at run time if more than one dimension is unknown."""
     builder = tensor.builder
     if like.shape is not None:
         extents = [dimension if isinstance(dimension, int) else -1 for dimension in like.shape.dims]
@@ -149,7 +149,6 @@ def reshaped_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
-    """Exchange the last two axes."""
     rank = tensor.rank or 0
     return tensor.builder.op("Transpose", tensor, perm=[*range(rank - 2), rank - 1, rank - 2])
 
@@ -164,10 +163,10 @@ def _known_rank(op: Operation, tensor: Tensor) -> int:
 
 
 def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Y = α·A'·B' + β·C, A' and B' being A and B, transposed if so asked."""
+    """Y = α·A'·B' + β·C, with A' and B' transposed if the attributes say so."""
     builder, a, b, c = op.builder, op.required(0), op.required(1), op.optional(2)
     alpha, beta = op.attribute("alpha", 1.0), op.attribute("beta", 1.0)
-    # Whatever is not 0 transposes.
+    # Any nonzero value transposes.
     left, right = (int(bool(op.attribute(name, 0))) for name in ("transA", "transB"))
     if (op.wants(0) or op.wants(1)) and not left and alpha == 1 and dy.shape is not None:
         return _linear(op, dy, right, beta)
@@ -189,7 +188,7 @@ def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _linear(op: Operation, dy: Tensor, transposed: int, beta: float) -> tuple[Tensor | None, ...]:
-    """The gradients of a Gemm that is a layer with a weight."""
+    """Return the gradients of a Gemm that is a linear layer."""
     c = op.optional(2) if op.wants(2) else None
     is_bias = c is not None and op.wants(1) and beta == 1 and _is_bias(c, dy)
     da, db, dc = _linear_gradients(op, dy, transposed, is_bias)
@@ -200,14 +199,14 @@ def _linear(op: Operation, dy: Tensor, transposed: int, beta: float) -> tuple[Te
 
 
 def _is_bias(c: Tensor, product: Tensor) -> bool:
-    """Whether a tensor has one element per column of a product, in a dtype that sums keep their digits in."""
+    """True if a tensor has one element per column of a product, in a dtype in which sums keep their digits."""
     if c.shape is None or product.shape is None or c.rank != 1 or c.dtype in SIXTEEN_BIT:
         return False
     return same_dimension(c.shape[0], product.shape[-1])
 
 
 def biased_product(op: Operation) -> Tensor | None:
-    """A product of matrices and a bias, as Gemm, whose gradients are those of one layer; None for any other sum."""
+    """Emit a matrix product plus a bias as Gemm, for the gradients of one layer; None for any other sum."""
     for product, bias in (op.inputs, op.inputs[::-1]):
         node = None if product is None else product.value.producer()
         if node is None or product is None or bias is None or node.op_type != "MatMul" or node.domain != "":
@@ -221,8 +220,8 @@ def biased_product(op: Operation) -> Tensor | None:
 def det(op: Operation, dy: Tensor) -> Tensor:
     """dX = dy · C (Jacobi), with the cofactors C_ij = (-1)^(i+j) · det(X without row i and column j).
 
-    Cofactors and not det(X) · X⁻ᵀ, which a singular matrix does not have. It takes the memory of n² matrices of n - 1 rows for
-    each of n rows.
+    Uses cofactors instead of det(X) · X⁻ᵀ, which does not exist for a singular matrix. Needs the memory of n² matrices of n - 1
+    rows for each matrix of n rows.
     """
     builder, x = op.builder, op.input
     index = ir.DataType.INT64
@@ -230,7 +229,7 @@ def det(op: Operation, dy: Tensor) -> Tensor:
     order = builder.op("Range", builder.scalar(0, index), size, builder.scalar(1, index))
     row = builder.op("Unsqueeze", order, builder.integers([1]))
     others = builder.op("Slice", order, builder.integers([0]), builder.integers([-1]), builder.integers([0]))
-    # For each i all numbers from 0 to n - 1 but i.
+    # For each i, the numbers from 0 to n - 1 without i.
     remaining = others + builder.cast(builder.op("GreaterOrEqual", others, row), index)
     matrices = builder.op("Reshape", x, _extents(x), allowzero=1)
     minors = builder.op("Gather", builder.op("Gather", matrices, remaining, axis=1), remaining, axis=3)
@@ -241,7 +240,7 @@ def det(op: Operation, dy: Tensor) -> Tensor:
 
 
 def _extents(x: Tensor) -> Tensor:
-    """The shape [matrices, n, n]; written out, since a product of the leading extents may be zero and leaves no -1 to infer."""
+    """Return the shape [matrices, n, n] in full: a leading extent may be zero, and then -1 cannot be inferred."""
     builder = x.builder
     leading = builder.op("Unsqueeze", count(x, 0, -2), builder.integers([0]))
     square = builder.op("Shape", x, start=-2)
@@ -251,9 +250,9 @@ def _extents(x: Tensor) -> Tensor:
 LINEAR_GRAD = SemanticOperator(
     "LinearGrad", ("dy", "x", "weight"), ("dx", "dw", "db"), _gradient_types, lowering=lower_linear_grad
 )
-"""The gradients of y = x W + b, with x [..., K] and W [K, N], or [N, K] where ``transposed``.
+"""The gradients of y = x W + b, with x [..., K] and W [K, N], or [N, K] if ``transposed``.
 
-Without a weight there is no dx, and without x no dw; there is a db [N] where the attribute ``bias`` is set, of a matrix dy.
+Without a weight there is no dx, and without x no dw; there is a db [N] if the attribute ``bias`` is set, for a matrix dy.
 """
 
 OPERATORS = [

@@ -1,10 +1,10 @@
-"""Pooling over windows of the spatial axes, in one to three dimensions; and Col2Im, which adds overlapping blocks up to an image.
+"""Pooling over windows of the spatial axes, in one to three dimensions; and Col2Im, which adds overlapping blocks to an image.
 
-Two semantic gradient operators in the domain ``burnish`` carry the window in explicit ``kernel_shape``, ``strides``,
+Two semantic gradient operators in the domain ``burnish`` store the window in explicit ``kernel_shape``, ``strides``,
 ``dilations`` and ``pads``:
 
-- ``MaxPoolGrad(dy, indices, x) -> dx``: indices as the standard's MaxPool returns them, flat over the whole of x.
-- ``AveragePoolGrad(dy, x) -> dx``: of x only the shape is read.
+- ``MaxPoolGrad(dy, indices, x) -> dx``: indices as from the standard's MaxPool, flat over the whole of x.
+- ``AveragePoolGrad(dy, x) -> dx``: only the shape of x is read.
 
 A maximum that occurs several times in a window counts once, at its first place, as in ONNX Runtime and PyTorch.
 """
@@ -34,7 +34,7 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
     x = op.input
     windows = Windows.of(op)
     if op.attribute("storage_order", 0) != 0 and len(op.outputs) > 1 and is_used(op.node.outputs[1]):
-        # The Indices of the model count columns first; the gradient needs those that count rows first.
+        # The model's Indices are column-major; the gradient needs row-major ones.
         names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
         indices = op.builder.op("MaxPool", x, outputs=2, **{name: op.attribute(name) for name in names})[1]
     else:
@@ -44,10 +44,10 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
 
 
 def lower_max_pool_grad(op: Operation) -> Tensor:
-    """Each element of dy is added where its maximum was: by index, or by comparing where windows do not overlap.
+    """Add each element of dy at its maximum: by index, or by comparison if windows do not overlap.
 
-    With the maxima, which then need no indices, comparing takes 2.6 ms and scattering 6.1 ms (1x64x112x112, 2x2 windows, ONNX
-    Runtime on one thread). Windows that overlap gain nothing: 8.5 ms in place of 7.7 ms (3x3, stride 2).
+    Comparison with the maxima, which needs no indices, takes 2.6 ms and a scatter 6.1 ms (1x64x112x112, 2x2 windows, ONNX Runtime
+    on one thread). Overlapping windows gain nothing: 8.5 ms compared with 7.7 ms (3x3, stride 2).
     """
     dy, indices, x = op.required(0), op.required(1), op.required(2)
     windows, pool = Windows.of(op), producer_of(indices.value, "MaxPool")
@@ -68,7 +68,7 @@ def average_pool(op: Operation, dy: Tensor) -> Tensor:
 
 
 def lower_average_pool_grad(op: Operation) -> Tensor:
-    """dy divided by what each average divided by, spread over its window."""
+    """Divide dy by the divisor of each average, and spread it over the window."""
     dy, x = op.required(0), op.required(1)
     windows = Windows.of(op)
     included, rounded_up = bool(op.attribute("count_include_pad", 0)), bool(op.attribute("ceil_mode", 0))
@@ -76,7 +76,7 @@ def lower_average_pool_grad(op: Operation) -> Tensor:
 
 
 def lp_pool(op: Operation, dy: Tensor) -> Tensor:
-    """y = (sum |x|^p)^(1/p): dx = sign(x) |x|^(p-1) sum over the windows of dy y^(1-p); zero where y is zero."""
+    """y = (sum |x|^p)^(1/p): dx = sign(x) |x|^(p-1) sum over the windows of dy y^(1-p); zero if y is zero."""
     x, power = op.input, int(op.attribute("p", 2))
     return _power_slope(x, power) * spread(_norm_slope(dy, op.output, power), x, Windows.of(op))
 
@@ -92,7 +92,7 @@ def global_average_pool(op: Operation, dy: Tensor) -> Tensor:
 
 
 def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
-    """dy goes to the first maximum of each channel."""
+    """The gradient of GlobalMaxPool: dy goes to the first maximum of each channel."""
     x, builder = op.input, op.builder
     channels = builder.integers([0, 0, -1])
     rows = builder.op("Reshape", x, channels)
@@ -101,8 +101,10 @@ def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
 
 
 def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
-    """Each element receives dy from where it went; of several that went to one place, as those of overlapping windows do, only
-    the last is in the output."""
+    """The gradient of MaxUnpool: each element gets dy from its target.
+
+    If several elements have the same target (overlapping windows), only the last is in the output.
+    """
     x, indices, builder = op.required(0), op.required(1), op.builder
     flat, positions = builder.integers([-1]), flat_positions(x)
     size = builder.op("Reshape", builder.op("Size", dy), flat)
@@ -123,7 +125,7 @@ def _power_slope(x: Tensor, power: int) -> Tensor:
 
 
 def _norm_slope(dy: Tensor, y: Tensor, power: int) -> Tensor:
-    """dy y^(1-p), and zero where y is zero: the subgradient of smallest norm."""
+    """dy y^(1-p), and zero if y is zero: the subgradient of smallest norm."""
     if power == 1:
         return dy
     builder = y.builder
@@ -133,10 +135,10 @@ def _norm_slope(dy: Tensor, y: Tensor, power: int) -> Tensor:
 
 
 def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_up: bool) -> Tensor:
-    """The number of elements that each average divides by: a scalar, or one number per window [spatial axes of dy].
+    """Return the divisor of each average: a scalar, or one number per window [spatial axes of dy].
 
-    A window counts its elements inside x or, with ``include_pads``, inside the padded x: with the output size rounded up
-    the last window may reach past that, and what lies there is never counted.
+    A window counts its elements inside x or, with ``include_pads``, inside the padded x: if the output size is rounded up, the
+    last window may reach beyond, and those elements never count.
     """
     builder = dy.builder
     everywhere = math.prod(windows.kernel_shape)
@@ -162,9 +164,9 @@ def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_
 def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """Add every element of dy to all positions of its window, in zeros of the shape of x: the adjoint of summing windows.
 
-    Windows that tile x repeat their element: ``Resize`` takes 0.65 ms where a transposed convolution takes 3.5 ms (8x128x56x56,
-    2x2 windows). Others are a transposed convolution with a kernel of ones, each channel an image of its own: 5 ms where ONNX
-    Runtime needs 12 ms for spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
+    Windows that tile x repeat their element: ``Resize`` takes 0.65 ms and a transposed convolution 3.5 ms (8x128x56x56, 2x2
+    windows). Other windows are a transposed convolution with a kernel of ones and one channel per image: 5 ms compared with
+    12 ms in ONNX Runtime for spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
     """
     builder = dy.builder
     rank = windows.rank
@@ -202,9 +204,9 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def are_apart(dy: Tensor, x: Tensor, windows: Windows) -> bool:
-    """Whether windows of static sizes lie in x without padding, and no two of them share an element.
+    """True if windows of static sizes are inside x without padding and do not overlap.
 
-    False for what is not float32: ONNX Runtime has what follows from it, convolutions and ``Resize``, for nothing else.
+    False for dtypes other than float32: ONNX Runtime has the convolutions and ``Resize`` to use only for that.
     """
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if dy.dtype != ir.DataType.FLOAT or outputs is None or inputs is None or any(windows.pads_begin + windows.pads_end):
@@ -219,7 +221,7 @@ def are_apart(dy: Tensor, x: Tensor, windows: Windows) -> bool:
 
 
 def _tile(dy: Tensor, x: Tensor, windows: Windows) -> bool:
-    """Whether every element of x, of static sizes, lies in just one window; False where ONNX Runtime has no ``Resize``."""
+    """True if every element of x, of static sizes, is in exactly one window; False if ONNX Runtime has no ``Resize`` for it."""
     inputs = extents(x, 2)
     return (
         are_apart(dy, x, windows)
@@ -230,7 +232,7 @@ def _tile(dy: Tensor, x: Tensor, windows: Windows) -> bool:
 
 
 def _repeated(values: Tensor, x: Tensor, windows: Windows) -> Tensor:
-    """One value per window at all of its elements, of the shape of x, which the windows tile."""
+    """Repeat one value per window over its elements, in the shape of x, which the windows tile."""
     builder = values.builder
     scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
     return builder.op(
@@ -246,18 +248,18 @@ def _repeated(values: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 
 def to_first_maxima(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
-    """Zeros of the shape of x, with every element of dy at the first element of its window that equals its maximum y.
+    """Return zeros of the shape of x, with each element of dy at the first element of its window equal to the maximum y.
 
-    The windows are those that ``are_apart`` is true of.
+    ``are_apart`` must be true for the windows.
     """
     return (_by_rank if _tile(dy, x, windows) else _by_tap)(dy, x, y, windows)
 
 
 def _by_rank(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
-    """Where windows tile x: every element ranks by whether it equals the maximum, then by its place; one per window ranks first.
+    """If windows tile x: rank elements by equality with the maximum, then by position; one per window ranks first.
 
-    Ranks are multiples of a power of two below 2: exact, and all different in a window. No element is moved out of its place, for
-    which ONNX Runtime takes 2 ns at a stride of two.
+    Ranks are multiples of a power of two below 2: exact, and all different in a window. No element is moved, which would take
+    ONNX Runtime 2 ns each at a stride of two.
     """
     builder, taps = dy.builder, math.prod(windows.kernel_shape)
     inputs = extents(x, 2)
@@ -273,9 +275,9 @@ def _by_rank(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
 
 
 def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
-    """Each tap that equals the maximum takes what earlier taps left of dy.
+    """Give each tap that equals the maximum the part of dy left by earlier taps.
 
-    A transposed convolution whose kernels hold a single one puts the taps back in their places.
+    A transposed convolution with kernels that contain a single one puts the taps back in their places.
     """
     builder, taps = dy.builder, math.prod(windows.kernel_shape)
     outputs, inputs = extents(dy, 2), extents(x, 2)
@@ -308,7 +310,7 @@ def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
 
 
 def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:
-    """The number of elements each of ``outputs`` windows counts along one axis of x of extent ``size``."""
+    """Return the number of elements counted by each of ``outputs`` windows along one axis of x of extent ``size``."""
     begin, end = windows.pads_begin[axis], windows.pads_end[axis]
     first = np.arange(outputs)[:, None] * windows.strides[axis] - begin
     places = first + np.arange(windows.kernel_shape[axis]) * windows.dilations[axis]
@@ -335,7 +337,7 @@ def _counts_along_at_run_time(dy: Tensor, x: Tensor, windows: Windows, axis: int
 
 
 def columns_to_image(op: Operation, dy: Tensor) -> tuple[Tensor]:
-    """Each element of a block receives dy from where it was added: the blocks of the padded image, cut along axis after axis."""
+    """The gradient of Col2Im: the blocks of the padded dy, cut along one axis after another."""
     columns, builder = op.required(0), op.builder
     axes = op.required(1).dimension(0) or op.required(2).dimension(0)
     if axes is None:
@@ -359,7 +361,7 @@ def columns_to_image(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 def _number(op: Operation, index: int, axis: int) -> int | Tensor:
-    """An entry of an input: an int where the input is constant, else an int64 scalar."""
+    """Return an entry of an input: an int if the input is constant, otherwise an int64 scalar."""
     vector = op.required(index)
     if vector.array is not None:
         return int(vector.array.reshape(-1)[axis])

@@ -1,7 +1,7 @@
-"""Extents known or computed, and what undoes an operator that only moves elements: adding back at flat positions.
+"""Known or computed extents, and the adjoint of operators that only move elements: addition at flat positions.
 
-The gradient of any operator that copies elements (a slice, a gather, a reflecting pad) is: apply the operator to the flat
-positions of its input, then add every cotangent element at the position it came from.
+The gradient of any operator that copies elements (a slice, a gather, a reflecting pad): apply the operator to the flat
+positions of its input, then add every cotangent element at its original position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ INT64_MIN = int(np.iinfo(np.int64).min)
 
 
 def known_rank(op: Operation, x: Tensor) -> int:
-    """The rank of ``x``; raises UnsupportedOperatorError where it is not known."""
+    """Return the rank of ``x``.
+
+    Raises:
+        UnsupportedOperatorError: it is unknown.
+    """
     if x.rank is None:
         raise UnsupportedOperatorError(
             f"{op}: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs and load it again"
@@ -30,12 +34,12 @@ def known_rank(op: Operation, x: Tensor) -> int:
 
 
 def extents(tensor: Tensor, start: int = 0, end: int | None = None) -> tuple[int, ...] | None:
-    """The dimensions ``start:end`` of a tensor as integers, or None when one of them is not known."""
+    """Return the dimensions ``start:end`` of a tensor as integers, or None if one of them is unknown."""
     return None if tensor.shape is None else known_extents(tensor.shape.dims[start:end])
 
 
 def extent(tensor: Tensor, axis: int) -> Tensor:
-    """The extent along ``axis``, int64 [1]: a constant where it is known, else read at run time."""
+    """Return the extent along ``axis``, int64 [1]: a constant if known, otherwise read at run time."""
     known = tensor.dimension(axis)
     if known is not None:
         return tensor.builder.integers([known])
@@ -43,7 +47,7 @@ def extent(tensor: Tensor, axis: int) -> Tensor:
 
 
 def count(tensor: Tensor, start: int = 0, end: int | None = None) -> Tensor:
-    """The number of elements in the dimensions ``start:end``, an int64 scalar."""
+    """Return the number of elements in the dimensions ``start:end``, an int64 scalar."""
     known = extents(tensor, start, end)
     if known is not None:
         return tensor.builder.scalar(prod(known), ir.DataType.INT64)
@@ -51,7 +55,7 @@ def count(tensor: Tensor, start: int = 0, end: int | None = None) -> Tensor:
 
 
 def count_like(tensor: Tensor, start: int) -> Tensor:
-    """The number of elements in the dimensions from ``start`` on, a scalar of the tensor's dtype."""
+    """Return the number of elements in the dimensions from ``start`` on, a scalar of the tensor's dtype."""
     known = extents(tensor, start)
     if known is None:
         return tensor.builder.cast(count(tensor, start), tensor.dtype)
@@ -59,7 +63,7 @@ def count_like(tensor: Tensor, start: int) -> Tensor:
 
 
 def joined(builder: Builder, vectors: Sequence[Tensor]) -> Tensor:
-    """Concatenate int64 vectors; a constant when all of them are."""
+    """Concatenate int64 vectors; a constant if all of them are."""
     arrays = [vector.array for vector in vectors]
     if all(array is not None for array in arrays):
         return builder.integers([int(number) for array in arrays if array is not None for number in array])
@@ -67,7 +71,7 @@ def joined(builder: Builder, vectors: Sequence[Tensor]) -> Tensor:
 
 
 def reshape_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """Reshape to the shape of ``like``: a constant shape when at most one dimension is unknown, else read at run time."""
+    """Reshape to the shape of ``like``: a constant shape if at most one dimension is unknown, otherwise read at run time."""
     if same_shape(tensor.shape, like.shape):
         return tensor
     builder = tensor.builder
@@ -79,7 +83,7 @@ def reshape_as(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def reshape_to(tensor: Tensor, parts: Sequence[int | Callable[[], Tensor]]) -> Tensor:
-    """Reshape to extents of which some are emitted by a function (int64 [1]); one alone becomes -1 and is not emitted."""
+    """Reshape to extents that are ints or functions that emit int64 [1]; a single function becomes -1 and is not called."""
     builder = tensor.builder
     known = [part for part in parts if isinstance(part, int)]
     if len(known) >= len(parts) - 1 and 0 not in known:
@@ -89,7 +93,7 @@ def reshape_to(tensor: Tensor, parts: Sequence[int | Callable[[], Tensor]]) -> T
 
 
 def flat_positions(tensor: Tensor) -> Tensor:
-    """For each element its position in row-major order: int64, of the tensor's shape."""
+    """Return the position of each element in row-major order: int64, of the tensor's shape."""
     builder = tensor.builder
     index = ir.DataType.INT64
     positions = builder.op("Range", builder.scalar(0, index), builder.op("Size", tensor), builder.scalar(1, index))
@@ -98,10 +102,10 @@ def flat_positions(tensor: Tensor) -> Tensor:
 
 
 def add_at_positions(updates: Tensor, positions: Tensor, like: Tensor) -> Tensor:
-    """Zeros of the shape of ``like``, with ``updates`` added at flat ``positions`` (int64, not negative, repeats add up).
+    """Return zeros of the shape of ``like``, with ``updates`` added at flat ``positions`` (int64, >= 0, repeats add up).
 
-    One-dimensional ScatterElements, because ONNX Runtime runs it in order, on one thread, at about 6 ns an element: its
-    ScatterND adds from several threads at once and loses updates of a repeated index.
+    Uses one-dimensional ScatterElements, which ONNX Runtime runs in order on one thread, at about 6 ns per element: its ScatterND
+    adds from several threads at once and loses updates of a repeated index.
     """
     builder = updates.builder
     flat = builder.integers([-1])
@@ -112,9 +116,9 @@ def add_at_positions(updates: Tensor, positions: Tensor, like: Tensor) -> Tensor
 
 
 def scatter_add(tensor: Tensor, indices: Tensor, updates: Tensor, axis: int, like: Tensor | None = None) -> Tensor:
-    """``tensor`` with ``updates`` added where ``indices`` point along ``axis``, in the dtype of ``tensor``.
+    """Return ``tensor`` with ``updates`` added at ``indices`` along ``axis``, in the dtype of ``tensor``.
 
-    Values of sixteen bits are added in float32: ONNX Runtime has no kernel that adds them, and their sums would lose digits.
+    16-bit values are added in float32: ONNX Runtime has no kernel that adds them, and their sums would lose digits.
     """
     builder, dtype = tensor.builder, tensor.dtype
     added = ir.DataType.FLOAT if dtype in SIXTEEN_BIT else dtype

@@ -1,9 +1,8 @@
-"""Quantization as training sees it: integers that stand for floating-point numbers, held as floating-point numbers.
+"""Quantization in training: integers that represent floating-point numbers, stored as floating-point numbers.
 
-A rounding has the derivative zero wherever it has one, so what stands before it would never train. The straight-through
-estimator (Bengio, Léonard and Courville 2013) takes the derivative of the identity for it, and leaves the rest to the chain
-rule: zero where the range of the integers cuts a number off, and for a scale the gradient of learned step sizes (Esser et al.
-2020).
+A rounding has derivative zero wherever it has one, so nothing before it would train. The straight-through estimator (Bengio,
+Léonard and Courville 2013) uses the derivative of the identity instead, and the chain rule gives the rest: zero for numbers cut
+off by the range of the integers, and for a scale the gradient of learned step sizes (Esser et al. 2020).
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def scaled_gradient(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def dynamic_quantize_linear(op: Operation, *cotangents: Tensor | None) -> Tensor | None:
-    """Of the scale ``(max(x, 0) - min(x, 0)) / 255``, which equal extremes share; its integers are ``quantized``.
+    """The gradient for the scale ``(max(x, 0) - min(x, 0)) / 255``, shared by equal extremes; ``quantized`` handles its integers.
 
-    What the model computes with the scale counts it as a constant, as PyTorch's observers do (``simulate_quantization``): this is
-    for a scale that is returned.
+    Computations with the scale count it as a constant, like PyTorch's observers (``simulate_quantization``): this is for a scale
+    that is an output.
     """
     scale = cotangents[1]
     if scale is None:
@@ -61,7 +60,7 @@ def dynamic_quantize_linear(op: Operation, *cotangents: Tensor | None) -> Tensor
 
 
 def _share(op: Operation, extreme: str, beyond: str, zero: Tensor) -> Tensor:
-    """The derivative of the least or greatest element and 0: one part for each element that is it, where it is beyond 0."""
+    """The derivative of the minimum or maximum with 0: equal parts for the elements equal to it, if it is beyond 0."""
     builder, x = op.builder, op.input
     limit = builder.op(extreme, x, keepdims=0)
     at = builder.cast(builder.op("And", builder.op("Equal", x, limit), builder.op(beyond, x, zero)), x.dtype)
@@ -70,13 +69,13 @@ def _share(op: Operation, extreme: str, beyond: str, zero: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that a quantization can give: ``(integer - zero_point) * scale``.
+    """The numbers that a quantization can represent: ``(integer - zero_point) * scale``.
 
     Attributes:
-        scale, zero_point: one number, one for each index along ``axis``, or one for each block of ``block_size`` there.
+        scale, zero_point: one number, one for each index along ``axis``, or one for each block of ``block_size`` along it.
         axis: may be negative.
-        block_size: 0 where there are no blocks.
-        node: whose they are, for messages.
+        block_size: 0 without blocks.
+        node: the node of the quantization, for messages.
     """
 
     scale: Tensor
@@ -87,14 +86,14 @@ class Grid:
 
     @staticmethod
     def of(op: Operation) -> Grid:
-        """That of a QuantizeLinear or DequantizeLinear."""
+        """Return the grid of a QuantizeLinear or DequantizeLinear."""
         return Grid(op.required(1), op.optional(2), op.attribute("axis", 1), op.attribute("block_size", 0), op.node)
 
     def of_shape(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return scale and zero point in the dtype of ``x`` and of a shape that broadcasts to it; no zero point for zeros.
+        """Return scale and zero point in the dtype of ``x``, in a shape that broadcasts to it; no zero point if it is all zeros.
 
         Raises:
-            GradientError: the rank of ``x`` is not known, or the integers have more digits than its dtype.
+            GradientError: the rank of ``x`` is unknown, or the integers have more digits than its dtype.
         """
         scale = self._placed(x.builder.cast(self.scale, x.dtype), x)
         zero_point = self.zero_point
@@ -131,10 +130,10 @@ class Grid:
 
 
 def quantized(x: Tensor, grid: Grid, dtype: ir.DataType, saturates: bool = True) -> Tensor:
-    """Emit the numbers of ``dtype`` that QuantizeLinear gives, in the dtype of ``x``: ``clip(round(x / scale) + zero_point)``.
+    """Emit the result of QuantizeLinear to ``dtype``, in the dtype of ``x``: ``clip(round(x / scale) + zero_point)``.
 
     Raises:
-        GradientError: what ``Grid.of_shape`` raises, or ``dtype`` has more digits than that of ``x``.
+        GradientError: as for ``Grid.of_shape``, or ``dtype`` has more digits than that of ``x``.
     """
     builder = x.builder
     scale, zero_point = grid.of_shape(x)
@@ -158,15 +157,15 @@ def dequantized(number: Tensor, grid: Grid) -> Tensor:
 
 
 def limited(number: Tensor, low: float, high: float) -> Tensor:
-    """Emit ``number`` between two bounds."""
+    """Emit ``number`` limited to two bounds."""
     return SATURATE(number, number.builder.scalar(low, number), number.builder.scalar(high, number))
 
 
 def check_digits(dtype: ir.DataType, integers: ir.DataType, node: ir.Node) -> None:
-    """Check that a floating-point dtype holds every integer of another one.
+    """Check that a floating-point dtype can represent every integer of another one.
 
     Raises:
-        GradientError: it does not.
+        GradientError: it cannot.
     """
     digits = int(ml_dtypes.finfo(dtype.numpy()).nmant) + 1  # type: ignore[no-untyped-call]
     if dtype not in FLOATING or integers.bitwidth > digits:
@@ -177,12 +176,12 @@ def check_digits(dtype: ir.DataType, integers: ir.DataType, node: ir.Node) -> No
 
 
 def saturates(node: ir.Node) -> bool:
-    """Whether a QuantizeLinear to a floating-point dtype cuts off what is beyond it."""
+    """True if a QuantizeLinear to a floating-point dtype clips values beyond its range."""
     return bool(attribute_value(node, "saturate", 1))
 
 
 def range_of(dtype: ir.DataType) -> tuple[float, float]:
-    """The least and the greatest number of a dtype."""
+    """Return the least and the greatest number of a dtype."""
     numbers: Any = dtype.numpy()
     limits: Any = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(numbers)
     return float(limits.min), float(limits.max)
@@ -197,10 +196,12 @@ STRAIGHT_THROUGH = SemanticOperator(
     gradient=straight_through,
     lowering=lower_straight_through,
 )
-"""What ``x`` was rounded to, with the derivative of ``x``."""
+"""The rounded value of ``x``, with the derivative of ``x``."""
 SATURATE = SemanticOperator("Saturate", ("x", "low", "high"), ("y",), like("x"), gradient=saturate, lowering=lower_saturate)
-"""``x`` between two scalars. Unlike Clip, whose output alone decides, it lets the gradient through on the bounds too, where whole
-numbers often lie."""
+"""``x`` limited to two scalars.
+
+Unlike Clip, which decides by its output, it also passes the gradient on the bounds, where integers often are.
+"""
 SCALED_GRADIENT = SemanticOperator(
     "ScaledGradient",
     ("x", "factor"),
@@ -210,7 +211,7 @@ SCALED_GRADIENT = SemanticOperator(
     gradient=scaled_gradient,
     lowering=lower_scaled_gradient,
 )
-"""``x``, with a scalar times its derivative."""
+"""``x``, with its derivative multiplied by a scalar."""
 
 OPERATORS = [
     Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear, axes=axis_rules.like_first),

@@ -1,4 +1,4 @@
-"""Random operators of the standard. Drawing masks from a key, as a training program does, is in ``burnish.random``."""
+"""Random operators of the standard. ``burnish.random`` draws masks from a key for training programs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from burnish.operators.registry import Operation, Operator, Precision, alike
 
 
 def drawn(op: Operation, dy: Tensor) -> None:
-    """Zeros: what is drawn is constant between its jumps, or reads only the shape of the input."""
+    """No gradient: draws are constant between jumps, or read only the shape of the input."""
     return
 
 
 def dropout(op: Operation, dy: Tensor | None, d_mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """The gradient through the mask that the node itself drew: dy * mask / (1 - ratio); dy outside training.
 
-    Outside training nothing depends on the ratio. In training the mask jumps with it.
+    Outside training nothing depends on the ratio. In training the mask jumps with it, so it has no gradient.
     """
     builder = op.builder
     training = op.optional(2)
@@ -38,7 +38,7 @@ def dropout(op: Operation, dy: Tensor | None, d_mask: Tensor | None = None) -> t
 
 
 def _scale(ratio: Tensor | None, known: float | None, training: Tensor, dy: Tensor) -> Tensor:
-    """Emit 1 / (1 - ratio) where the node is in training, 0 where nothing is kept, 1 outside training; a scalar."""
+    """Emit a scalar: 1 / (1 - ratio) in training, 0 if nothing is kept, 1 outside training."""
     builder = dy.builder
     one, zero = builder.scalar(1.0, dy), builder.scalar(0.0, dy)
     if known is not None:

@@ -1,32 +1,32 @@
 """Recurrent layers: LSTM, GRU and RNN, in each direction, with padded batches.
 
-In a training graph a layer becomes, per direction, the product of all frames with its input weight, in front of the recursion,
-and a semantic operator for the recursion itself, which keeps what the gradient reads:
+In a training graph a layer becomes, per direction, the product of all frames with its input weight, before the recursion, and
+a semantic operator for the recursion itself, which keeps the values for the gradient:
 
     LSTMSteps(z, r, initial_h, initial_c, live, p; reverse) -> h, last_h, last_c, c, iof, g
     GRUSteps(z, r, initial_h, b, live; reverse, linear_before_reset) -> h, last_h, update_reset, n, q
     RNNSteps(z, r, initial_h, live; reverse, activation) -> h, last_h
 
-z ``[T, N, G * H]`` is what frames and biases give to the G gates, in the standard's order of them; r ``[G * H, H]``; live
-``[T, N, 1]``, bool, left out where every sequence has all T frames: a frame that is not live leaves the state as it is.
+z ``[T, N, G * H]`` is the contribution of frames and biases to the G gates, in the standard's order; r ``[G * H, H]``; live
+``[T, N, 1]``, bool, omitted if every sequence has all T frames: a frame that is not live does not change the state.
 
-The gradients, ``LSTMStepsGrad`` and so on, go through time the other way. What a state's cotangent is multiplied with is known
-before they begin, for all frames at once: a step of them is a product with r and few multiplications. The gradients of the
-weights are one product each after the recursion, over all frames.
+The gradients, ``LSTMStepsGrad`` and so on, go backwards through time. The factors of a state's cotangent are computed before, for
+all frames at once, so a step is a product with r and few multiplications. The gradients of the weights are one product each after
+the recursion, over all frames.
 
 LSTM (Hochreiter and Schmidhuber 1997; with peepholes, Gers and Schmidhuber 2000). Gates in the standard's order: i, o, f, c.
 
     i, o, f = sigmoid(z + h' r + p c),  g = tanh(z + h' r),  c = f c' + i g,  h = o tanh(c)
 
-with h', c' the states before, and c instead of c' for the peephole of o.
+with h', c' the previous states, and c instead of c' for the peephole of o.
 
 GRU (Cho et al. 2014). Gates in the standard's order: z (update), r (reset), h (candidate).
 
     z, r = sigmoid(x + h' R),  n = tanh(x + (r h') R),  h = n + z (h' - n)
 
-with h' the state before; with ``linear_before_reset``, as in cuDNN and PyTorch, n = tanh(x + r q) with q = h' R + b.
+with h' the previous state; with ``linear_before_reset``, as in cuDNN and PyTorch, n = tanh(x + r q) with q = h' R + b.
 
-RNN (Elman 1990): h = f(x + h' R), with h' the state before and f tanh, ReLU or the sigmoid.
+RNN (Elman 1990): h = f(x + h' R), with h' the previous state and f tanh, ReLU or the sigmoid.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def lower_lstm_steps(op: Operation) -> tuple[Tensor, ...]:
 
 
 def lower_lstm_steps_grad(op: Operation) -> tuple[Tensor, ...]:
-    """dc += dh o (1 - tanh² c), and dz = (dc, dh, dc, dc) times what is known of the gates."""
+    """dc += dh o (1 - tanh² c), and dz = (dc, dh, dc, dc) times the known factors of the gates."""
     builder = op.builder
     r, initial_c, c, iof, g = (op.required(index) for index in range(5))
     dh, d_last_h, d_last_c, live, p = (op.optional(index) for index in range(5, 10))
@@ -166,7 +166,7 @@ GRU = Recurrence(3, (5,), None, ("sigmoid", "tanh"), (("sigmoid",), ("tanh",)), 
 
 
 def _last_if_linear(infer: Inference) -> Inference:
-    """The last output is there with ``linear_before_reset`` alone."""
+    """Omit the last output without ``linear_before_reset``."""
 
     def of_operands(operands: Operands) -> list[OutputType]:
         types = list(infer(operands))
@@ -181,7 +181,7 @@ def gru(op: Operation) -> tuple[Tensor | None, ...] | None:
     def run(direction: Direction) -> tuple[Tensor, ...]:
         z, (h,), hidden, bias = direction.z, direction.initial, direction.hidden, direction.recurrent_bias
         if bias is not None:
-            # With linear_before_reset the bias of the candidate is multiplied by r: it cannot be added in front.
+            # With linear_before_reset the bias of the candidate is multiplied by r: it cannot be added before the recursion.
             outside, inside = split_rows(bias, 2 * hidden, hidden) if linear else (bias, None)
             if linear:
                 outside = op.builder.op("Pad", outside, op.builder.integers([0, hidden]))
@@ -210,7 +210,7 @@ def gru_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None
     if op.wants(1):
         previous = before(h, initial_h, attributes["reverse"])
         of_gates, of_candidate = split(dz, 2 * hidden, hidden)
-        # What the recurrent weight of the candidate is multiplied with, and the cotangent of their product.
+        # The factor of the candidate's recurrent weight, and the cotangent of their product.
         factor = previous if linear else split(update_reset, hidden, hidden)[1] * previous
         parts = [(of_gates, previous), (d_inside[0] if linear else of_candidate, factor)]
         dr = builder.op("Concat", *(weight_gradient(*part) for part in parts), axis=0, like=r)
@@ -247,7 +247,7 @@ def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
 
 
 def lower_gru_steps_grad(op: Operation) -> tuple[Tensor, ...]:
-    """Every cotangent of a gate is that of h times what is known of the gates; without linear_before_reset, but for that of r."""
+    """The cotangent of a gate is that of h times known factors; except for r without linear_before_reset."""
     builder = op.builder
     r, initial_h, h, update_reset, n = (op.required(index) for index in range(5))
     inside, dh, d_last_h, live = (op.optional(index) for index in range(5, 9))

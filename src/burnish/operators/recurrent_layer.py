@@ -1,4 +1,4 @@
-"""What the recurrent layers have in common: attributes, directions, layouts, lengths of sequences, and outputs."""
+"""Common parts of the recurrent layers: attributes, directions, layouts, sequence lengths, and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.operators.registry import Operation
 from burnish.operators.semantic import Inference, Operands, OutputType
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-"""For each value of ``direction``, which of the layer's directions go from the last frame to the first."""
+"""For each value of ``direction``, True for each direction that starts at the last frame."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Direction:
     """One direction of a layer; T frames, N sequences, I features, G gates, H hidden units.
 
     Attributes:
-        z: what frames and biases give to the gates, ``[T, N, G * H]``.
+        z: contribution of frames and biases to the gates, ``[T, N, G * H]``.
         r: recurrent weight, ``[G * H, H]``.
-        recurrent_bias: ``[G * H]``, where it is kept apart and so not in ``z``; else None.
-        initial: the initial states, ``[N, H]`` each; zeros where the model has none.
+        recurrent_bias: ``[G * H]``, if it is separate from ``z``; otherwise None.
+        initial: the initial states, ``[N, H]`` each; zeros by default.
         peepholes: ``[3 * H]``, or None.
-        live: ``[T, N, 1]``, bool: whether frame t belongs to sequence n; None where all do.
-        reverse: whether it goes from the last frame to the first.
+        live: ``[T, N, 1]``, bool: True if frame t belongs to sequence n; None if all do.
+        reverse: True if it starts at the last frame.
         activations: in lower case.
         hidden: H.
     """
@@ -48,15 +48,15 @@ class Direction:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a kind of layer is.
+    """A kind of recurrent layer.
 
     Attributes:
-        gates: how many gates it has.
-        states: positions of the inputs that hold initial states.
-        peepholes: position of the input that holds them, or None.
-        default: its activations where the model names none.
-        known: for each activation, in lower case, those that have a gradient here.
-        keeps_biases_apart: whether the recurrent bias is more than a term beside that of the input.
+        gates: number of gates.
+        states: positions of the inputs with initial states.
+        peepholes: position of the input with peepholes, or None.
+        default: the default activations.
+        known: for each activation, the names with a gradient here, in lower case.
+        keeps_biases_apart: True if the recurrent bias cannot be added to that of the input.
     """
 
     gates: int
@@ -68,7 +68,7 @@ class Recurrence:
 
 
 def unsupported(op: Operation, kind: Recurrence) -> str | None:
-    """Why the layer has no gradient, and what to do; None where it has one."""
+    """Return why the layer has no gradient, and the remedy; None if it has one."""
     if op.attribute("clip") is not None:
         return (
             "has the attribute clip, whose gradient is not defined here: export the model without it, and clip gradients instead"
@@ -102,17 +102,17 @@ def unsupported(op: Operation, kind: Recurrence) -> str | None:
 
 
 def refused(op: Operation, kind: Recurrence) -> GradientError:
-    """The error for a layer that no training form stands for."""
+    """Return the error for a layer without a training form."""
     return GradientError(f"{op} {unsupported(op, kind)}; or let nothing train that its output depends on")
 
 
 def is_recurrent(node: ir.Node) -> bool:
-    """Whether a node is a recurrent layer of the standard."""
+    """True if a node is a recurrent layer of the standard."""
     return node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN")
 
 
 def lacks_kernel(node: ir.Node) -> bool:
-    """Whether ONNX Runtime does not run this recurrent layer: with the batch in front, or in float64; float16 it casts itself."""
+    """True if ONNX Runtime does not run this recurrent layer: batch first, or float64; it casts float16 itself."""
     if not is_recurrent(node):
         return False
     x = node.inputs[0]
@@ -122,12 +122,12 @@ def lacks_kernel(node: ir.Node) -> bool:
 def recurrent_layer(
     op: Operation, kind: Recurrence, run: Callable[[Direction], tuple[Tensor, ...]]
 ) -> tuple[Tensor | None, ...] | None:
-    """Emit a layer in terms of ``run``, which emits one direction and returns h ``[T, N, H]`` and the last states ``[N, H]``.
+    """Emit a layer with ``run``, which emits one direction and returns h ``[T, N, H]`` and the last states ``[N, H]``.
 
-    Values of sixteen bits are computed in float32: a state is the sum of as many terms as there are frames.
+    16-bit values are computed in float32: a state is a sum with one term per frame.
 
     Returns:
-        For each output of the node its tensor, None for one that nothing reads; None for a layer without a gradient.
+        A tensor for each output of the node, None if nothing reads it; None for a layer without a gradient.
     """
     if unsupported(op, kind) is not None:
         return None
@@ -159,7 +159,7 @@ def recurrent_layer(
 
 
 def _activations(op: Operation, kind: Recurrence) -> tuple[str, ...]:
-    """The activations of all directions, one after another."""
+    """Return the activations of all directions, one after another."""
     count = len(DIRECTIONS[op.attribute("direction", "forward")])
     chosen = op.attribute("activations") or kind.default * count
     return tuple((name.decode() if isinstance(name, bytes) else str(name)).lower() for name in chosen)
@@ -180,7 +180,7 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
     def read(index: int | None) -> Tensor | None:
         tensor = None if index is None else op.optional(index)
         if tensor is not None and tensor.shape is None and index in (0, *kind.states):
-            tensor.value.shape = ir.Shape([None, None, None])  # ONNX Runtime wants the rank of what a Scan carries
+            tensor.value.shape = ir.Shape([None, None, None])  # ONNX Runtime needs the rank of values carried by a Scan
         if tensor is not None and tensor.dtype in SIXTEEN_BIT:
             tensor = builder.cast(tensor, ir.DataType.FLOAT)
         return tensor
@@ -210,7 +210,7 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
         if bias is not None:
             of_input, recurrent_bias = builder.op("Split", bias, builder.integers([kind.gates * hidden] * 2), axis=0, outputs=2)
             if not kind.keeps_biases_apart:
-                # One addition to all frames, and one sum over them in the gradient.
+                # One addition for all frames, and one sum over them in the gradient.
                 of_input, recurrent_bias = of_input + recurrent_bias, None
             z = z + of_input
         z.value.shape = _shape(x, kind.gates * hidden)
@@ -221,7 +221,7 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
 
 
 def _apart(tensor: Tensor | None, count: int) -> list[Tensor | None]:
-    """The tensor of each direction, without their axis, which comes first."""
+    """Split a tensor by its first axis, the directions, and remove that axis."""
     if tensor is None:
         return [None] * count
     builder, first = tensor.builder, tensor.builder.integers([0])
@@ -238,7 +238,7 @@ def _stacked(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _live(x: Tensor, lengths: Tensor) -> Tensor:
-    """Whether frame t belongs to sequence n: bool [T, N, 1]."""
+    """Emit True if frame t belongs to sequence n: bool [T, N, 1]."""
     builder, index = x.builder, ir.DataType.INT64
     frames = builder.op("Squeeze", extent(x, 0), builder.integers([0]), shape=(), dtype=index)
     places = builder.op("Range", builder.scalar(0, index), frames, builder.scalar(1, index))
@@ -248,7 +248,7 @@ def _live(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _of_sequences(state: Tensor, lengths: Tensor) -> Tensor:
-    """A last state [N, H], and 0 for a sequence without frames: the standard does not say, and ONNX Runtime gives that."""
+    """Return a last state [N, H], and 0 for a sequence without frames: undefined in the standard, but so in ONNX Runtime."""
     builder = state.builder
     present = builder.op("Unsqueeze", builder.op("Greater", lengths, 0), builder.integers([1]))
     return builder.op("Where", present, state, builder.scalar(0.0, state), like=state)
@@ -268,7 +268,7 @@ def _shape(x: Tensor, last: int) -> ir.Shape | None:
 
 
 def hidden_states(*outputs: tuple[str, int]) -> Inference:
-    """Each output is like an input, by its name, and its last extent is a multiple of the hidden size."""
+    """Return an inference: each output is like the named input, with a multiple of the hidden size as last extent."""
 
     def infer(operands: Operands) -> list[OutputType]:
         types = []
@@ -293,7 +293,7 @@ def split_rows(matrix: Tensor, *sizes: int) -> tuple[Tensor, ...]:
 
 
 def before(states: Tensor, initial: Tensor, reverse: bool) -> Tensor:
-    """What each step began with: ``states`` [T, N, H] moved on by one, and ``initial`` [N, H] at the first step."""
+    """Return the state before each step: ``states`` [T, N, H] shifted by one, and ``initial`` [N, H] at the first step."""
     builder = states.builder
     first = builder.op("Unsqueeze", initial, builder.integers([0]))
     start, end = (1, 2**62) if reverse else (0, -1)
@@ -308,17 +308,17 @@ def weight_gradient(dz: Tensor, h: Tensor, like: Tensor | None = None) -> Tensor
 
 
 def given_or_zeros(cotangent: Tensor | None, like: Tensor) -> Tensor:
-    """A cotangent, zeros where nothing depends on its value."""
+    """Return a cotangent, or zeros if nothing depends on its value."""
     return zeros_like(like) if cotangent is None else cotangent
 
 
 def dead(live: Tensor, like: Tensor) -> Tensor:
-    """1 for each frame that does not belong to its sequence, else 0."""
+    """Return 1 for each frame outside its sequence, otherwise 0."""
     return live.builder.cast(live.builder.op("Not", live), like.dtype)
 
 
 def where_live(live: Tensor | None, tensor: Tensor, otherwise: float) -> Tensor:
-    """The tensor where frames belong to their sequences, else a number."""
+    """Return the tensor for frames in their sequences, otherwise a number."""
     if live is None:
         return tensor
     return tensor.builder.op("Where", live, tensor, tensor.builder.scalar(otherwise, tensor), like=tensor)

@@ -1,6 +1,6 @@
 """Reductions along axes, and cumulative sums. Axes are inputs, as in every operator of opset 18 and later.
 
-The slopes of products of many factors (ReduceProd, CumProd, scattered products) are exact where factors are zero.
+The slopes of products of many factors (ReduceProd, CumProd, scattered products) are exact if factors are zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from burnish.operators.registry import Operation, Operator, alike
 
 
 def _is_identity(op: Operation) -> bool:
-    """Whether the node reduces nothing: no axes, and told to leave the tensor alone then."""
+    """True if the node reduces nothing: no axes, and ``noop_with_empty_axes``."""
     return _without_axes(op) and bool(op.attribute("noop_with_empty_axes", 0))
 
 
@@ -27,9 +27,9 @@ def _without_axes(op: Operation) -> bool:
 
 
 def _restored(op: Operation, reduced: Tensor) -> Tensor:
-    """The reduced tensor with its lost axes back as extent 1, so that it broadcasts against the input.
+    """Return the reduced tensor with its lost axes back as extent 1, so that it broadcasts against the input.
 
-    A full reduction leaves a scalar, which broadcasts as it is; negative axes count from the end of the restored rank.
+    A full reduction gives a scalar, which broadcasts anyway; negative axes count from the end of the restored rank.
     """
     if op.attribute("keepdims", 1) or _without_axes(op):
         return reduced
@@ -37,7 +37,7 @@ def _restored(op: Operation, reduced: Tensor) -> Tensor:
 
 
 def _over_same_axes(op: Operation, reduction: str, tensor: Tensor) -> Tensor:
-    """Reduce another tensor of the input's shape along the node's axes, which stay as extent 1."""
+    """Reduce another tensor of the input's shape along the node's axes, which stay with extent 1."""
     noop = op.attribute("noop_with_empty_axes", 0)
     return op.builder.op(reduction, tensor, op.optional(1), keepdims=1, noop_with_empty_axes=noop or None)
 
@@ -63,9 +63,9 @@ def reduce_mean(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def _reciprocal_count(op: Operation) -> Tensor:
-    """1 / (elements that each output averages): a constant where the extents are known, else from the sizes at run time.
+    """1 / (elements per average): a constant if the extents are known, otherwise computed from the sizes at run time.
 
-    The reciprocal and not the count, which float16 may not hold.
+    The reciprocal, because the count may overflow float16.
     """
     builder, x, axes = op.builder, op.input, op.optional(1)
     positions = None if axes is None or axes.array is None else axes.array.tolist()
@@ -80,9 +80,9 @@ def _reciprocal_count(op: Operation) -> Tensor:
 
 
 def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """The cotangent goes to the extreme element; elements that tie share it evenly, as in PyTorch's amax.
+    """The gradient goes to the extreme element; ties share it evenly, like PyTorch's amax.
 
-    With a note that says so the first has it all, as in PyTorch's ``max(dim)``.
+    With a note that asks for it the first gets all of it, like PyTorch's ``max(dim)``.
     """
     if _is_identity(op):
         return dy, None
@@ -99,7 +99,7 @@ def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def reduce_prod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """The slope by an element is the product of the others."""
+    """The slope for an element is the product of the others."""
     if _is_identity(op):
         return dy, None
     x = op.input
@@ -115,7 +115,7 @@ def reduce_l1(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def reduce_l2(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """dx = dy·x/y; 0 where the norm is 0, as in PyTorch."""
+    """dx = dy·x/y; 0 if the norm is 0, like PyTorch."""
     builder, norm = op.builder, op.output
     is_zero = builder.op("Equal", norm, builder.scalar(0, norm))
     divisor = builder.op("Where", is_zero, builder.scalar(1, norm), norm)
@@ -129,7 +129,7 @@ def reduce_log_sum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def reduce_log_sum_exp(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """dx = dy·exp(x - y); 0 where every element is -∞, whose difference from itself is undefined."""
+    """dx = dy·exp(x - y); 0 if every element is -∞, since -∞ - -∞ is undefined."""
     builder, y = op.builder, op.output
     finite = builder.op("Max", y, builder.scalar(y.dtype.min, y))
     return _restored(op, dy) * builder.op("Exp", op.input - _restored(op, finite)), None
@@ -146,31 +146,31 @@ def cumsum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 def without_zeros(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where a factor is zero (bool), and the factor with ones there; both have its shape."""
+    """Return a bool mask of the zeros of a factor, and the factor with ones instead; both have its shape."""
     builder = factor.builder
     is_zero = builder.op("Equal", factor, builder.scalar(0, factor))
     return is_zero, builder.op("Where", is_zero, builder.scalar(1, factor), factor)
 
 
 def zeros_alone(factor: Tensor, is_zero: Tensor) -> Tensor:
-    """The factor where it is zero, and zeros elsewhere: zeros everywhere, of which some have a slope."""
+    """Return zeros of the factor's shape that depend on the factor at its zeros, so that these have a slope."""
     builder = factor.builder
     return builder.op("Where", is_zero, factor, builder.scalar(0, factor))
 
 
 def slope_of_product(factor: Tensor, product: Tensor, rest: Tensor, zeros: Tensor, sum_of_zeros: Tensor) -> Tensor:
-    """The product of all factors but this one.
+    """The product of all factors except this one.
 
-    It is the product / the factor where the factor is not zero. Of a factor that is, it is the product of those that are not
-    zero (``rest``) where no other is zero. One other zero makes it that zero * rest: zero too, and with a slope, which a second
-    derivative sees. More of them leave zero.
+    For a factor that is not zero, it is the product / the factor. For a zero, it is the product of the nonzero factors (``rest``)
+    if no other factor is zero. With one other zero it is that zero * rest: also zero, but with a slope, which a second derivative
+    needs. With more zeros it is zero.
 
     Args:
         factor: the factors.
-        product: of all factors that one belongs to, zeros included; like what follows, it broadcasts against ``factor``.
-        rest: the product of those that are not zero.
-        zeros: how many are zero.
-        sum_of_zeros: the sum of those that are, see ``zeros_alone``.
+        product: the product of all factors, including zeros; like the following arguments, it broadcasts against ``factor``.
+        rest: the product of the nonzero factors.
+        zeros: the number of zeros.
+        sum_of_zeros: the sum of the zeros, see ``zeros_alone``.
     """
     builder = factor.builder
     is_zero, safe = without_zeros(factor)
@@ -182,10 +182,10 @@ def slope_of_product(factor: Tensor, product: Tensor, rest: Tensor, zeros: Tenso
 
 
 def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """dx_k = Σ_i dy_i · (the other factors of y_i), over the products y_i that x_k enters.
+    """dx_k = Σ_i dy_i · (the other factors of y_i), over the products y_i that contain x_k.
 
-    These are y_i / x_k where x_k is not zero. The first zero is left out of the products by a one in its place. So is the second
-    one: what remains is zero, and has a slope by the first. After a third factor of zero nothing is left to second order.
+    This is y_i / x_k if x_k is not zero. For the first zero, the products are computed with a one in its place. The same for the
+    second: the result is zero, but has a slope for the first. From the third zero on, everything is zero to second order.
     """
     builder, x, axis = op.builder, op.input, op.required(1)
     exclusive, reverse = op.attribute("exclusive", 0), op.attribute("reverse", 0)

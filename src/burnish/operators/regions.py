@@ -1,8 +1,8 @@
 """Pooling over regions of interest: RoiAlign and MaxRoiPool.
 
 ``RoiAlignGrad(dy, x, rois, batch_indices) -> dx, drois`` and ``MaxRoiPoolGrad(dy, x, rois) -> dx`` are semantic operators.
-RoiAlign follows what ONNX Runtime and ``onnx.reference`` compute: with the mode ``max`` the largest of the products of taps and
-weights, not of the interpolated values.
+RoiAlign agrees with ONNX Runtime and ``onnx.reference``: the mode ``max`` takes the largest product of a tap and its weight, not
+the largest interpolated value.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ALIGNMENT = ("coordinate_transformation_mode", "mode", "output_height", "output_
 
 
 def roi_align(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """By the data and by the corners of the regions, which move the points where the data is read.
+    """The gradients for the data and for the corners of the regions, which move the sampling points.
 
-    How many points a bin has is a constant, also where it is computed from the region's size.
+    The number of points in a bin counts as a constant, even if computed from the region's size.
     """
     known_rank(op, op.required(0))
     attributes = {name: op.attribute(name) for name in ALIGNMENT}
@@ -46,9 +46,9 @@ def roi_align(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def lower_roi_align_grad(op: Operation) -> tuple[Tensor | None, ...]:
-    """A bin is a sum, or with the mode max the largest, of products of taps and weights: those of all its points.
+    """A bin is a sum, or with the mode max the largest, of products of taps and weights over all its points.
 
-    Places and weights are ``[R, bins, bins, points, points, taps, taps]``, vertical before horizontal, and from there
+    Places and weights are ``[R, bins, bins, points, points, taps, taps]``, vertical before horizontal, and then
     ``[R * bins, K]``.
     """
     dy, x, rois, batch_indices = (op.required(index) for index in range(4))
@@ -81,7 +81,7 @@ def lower_roi_align_grad(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 def _by_bin(tensor: Tensor, sides: Sequence[_Side]) -> Tensor:
-    """``[R, bins, bins, points, points, taps, taps]`` as ``[R * bins, K]``."""
+    """Reshape ``[R, bins, bins, points, points, taps, taps]`` to ``[R * bins, K]``."""
     builder = tensor.builder
     points = [side.points for side in sides]
     terms: int | Tensor = LINEAR.taps**2
@@ -94,7 +94,7 @@ def _by_bin(tensor: Tensor, sides: Sequence[_Side]) -> Tensor:
 
 
 def _is_largest(products: Tensor, weights: Tensor, sides: Sequence[_Side]) -> Tensor:
-    """One where a product ``[R * bins, K, C]`` is the largest of its bin, the first of several; else zero."""
+    """Return 1 for the product ``[R * bins, K, C]`` that is the first largest of its bin, otherwise 0."""
     builder, axis = products.builder, 1
     masks = [side.mask for side in sides if side.mask is not None]
     if masks:
@@ -109,14 +109,13 @@ def _is_largest(products: Tensor, weights: Tensor, sides: Sequence[_Side]) -> Te
 
 
 class _Side:
-    """The points of all regions' bins along one axis, and what is read for them.
+    """The points of all regions' bins along one axis, and their taps.
 
     Attributes:
-        points: how many each bin has; of all regions the most.
+        points: points per bin; the maximum over all regions.
         places: int64, along the axis; broadcasts with ``[R, bins, bins, points, points, taps, taps]``.
-        weights: likewise. Those of points that lie outside, or that a region does not have, are zero, and an average's are
-            divided by the number of points.
-        mask: likewise, one for points that a region has; None where all have the same number.
+        weights: likewise. Zero for points outside, or that a region does not have; for averages, divided by the number of points.
+        mask: likewise, 1 for points that a region has; None if all have the same number.
     """
 
     def __init__(self, op: Operation, images: Tensor, corners: Tensor, axis: int):
@@ -150,7 +149,7 @@ class _Side:
         self.mask = None if mask is None else self._arranged(mask, bins=1, taps=1)
 
     def moved(self, by_tap: Tensor, other_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of where regions begin and end, ``[R]``, from those of the weights of all taps."""
+        """Return the gradients of the start and end of regions, ``[R]``, from those of the weights of all taps."""
         builder, others = by_tap.builder, [2 - self._axis, 4 - self._axis, 5, 6]
         by_point = builder.op("ReduceSum", by_tap * (self._slopes * other_weights), builder.integers(others), keepdims=0)
         by_point = by_point * self._moves
@@ -162,14 +161,14 @@ class _Side:
         return (shifted - stretched) * self._scale, stretched * self._scale
 
     def _corner(self, corners: Tensor, column: int, offset: float) -> Tensor:
-        """One coordinate of all regions' corners, ``[R, 1, 1]``, on the grid of the images' elements."""
+        """Return one coordinate of all regions' corners, ``[R, 1, 1]``, on the grid of the images' elements."""
         builder = corners.builder
         numbers = builder.op("Gather", corners, builder.scalar(column, ir.DataType.INT64), axis=1)
         scaled = builder.op("Reshape", numbers, builder.integers([-1, 1, 1])) * self._scale
         return scaled - offset if offset else scaled
 
     def _subdivided(self, ratio: int, bin_length: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Set ``points``; return which of them a region has, 1 / their number, and their places among them."""
+        """Set ``points``; return a mask of the points that a region has, 1 / their number, and their places."""
         builder, dtype = bin_length.builder, bin_length.dtype
         if ratio > 0:
             self.points: int | Tensor = ratio
@@ -183,7 +182,7 @@ class _Side:
         return builder.cast(builder.op("Less", points, number), dtype), 1 / builder.op("Max", number, one), points + 0.5
 
     def _arranged(self, tensor: Tensor, bins: int | None = None, taps: int = LINEAR.taps) -> Tensor:
-        """``[R * bins * points, taps]`` as ``[R, bins, bins, points, points, taps, taps]``; the other side's are 1."""
+        """Reshape ``[R * bins * points, taps]`` to ``[R, bins, bins, points, points, taps, taps]``, with 1 for the other side."""
         parts = [self._bins if bins is None else bins, self.points, taps]
         shape: list[int | Tensor] = [self._regions]
         for part in parts:
@@ -192,7 +191,7 @@ class _Side:
 
 
 def max_roi_pool(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dy goes to the first maximum of each bin; regions are rounded to whole elements, so that the pool is constant in them."""
+    """The gradient goes to the first maximum of each bin; regions are rounded to whole elements, so they have no gradient."""
     if not op.wants(0):
         return None, None
     attributes = {name: op.attribute(name) for name in ("pooled_shape", "spatial_scale")}
@@ -200,7 +199,7 @@ def max_roi_pool(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def lower_max_roi_pool_grad(op: Operation) -> Tensor:
-    """The largest of each row of a bin, then the largest of its rows; a bin without elements has none."""
+    """The largest of each row of a bin, then the largest of its rows; an empty bin has none."""
     dy, x, rois = (op.required(index) for index in range(3))
     builder, index = op.builder, ir.DataType.INT64
     in_rows, in_columns = (_is_in_bins(op, x, rois, axis) for axis in range(2))
@@ -228,9 +227,9 @@ def lower_max_roi_pool_grad(op: Operation) -> Tensor:
 
 
 def _is_in_bins(op: Operation, x: Tensor, rois: Tensor, axis: int) -> Tensor:
-    """Whether an element along an axis belongs to a bin of a region: ``[R, bins, extent]``.
+    """Return True if an element along an axis belongs to a bin of a region: ``[R, bins, extent]``.
 
-    A region's corners are rounded, halves away from zero, and it has at least one element; bins overlap where they must.
+    A region's corners are rounded, halves away from zero, and it has at least one element; bins overlap if they must.
     """
     builder, bins = op.builder, int(op.attribute("pooled_shape")[axis])
     precision = ir.DataType.FLOAT if rois.dtype in SIXTEEN_BIT else rois.dtype

@@ -1,7 +1,7 @@
-"""Records of operators, one for each name and version, and how a rule sees a node.
+"""Records of operators, one per name and version, and the view that a rule has of a node.
 
 A record is found by the name and version of an operator. A rule reads like the mathematics, and the family's list ``OPERATORS``
-says what it is for::
+assigns it to operators::
 
     def tanh(op, dy):
         y = op.output
@@ -10,10 +10,10 @@ says what it is for::
 
     OPERATORS = [Operator("Tanh", gradient=tanh, elementwise=Elementwise.UNARY, precision=Precision.WIDENED)]
 
-A gradient rule receives the operation and one cotangent per output (None for an output nothing depends on) and returns one
-gradient per input: a tensor when the operator has a single input, else a tuple, with None for an input that has no gradient.
-A gradient may have the shape of the broadcast; the reverse pass sums it back to the shape of the input. A node with branches or
-a loop body also reads values of the graph around it: its rule returns their gradients after those of the inputs.
+A gradient rule gets the operation and one cotangent per output (None for an output that nothing depends on) and returns one
+gradient per input: a tensor if the operator has a single input, otherwise a tuple, with None for an input without gradient. A
+gradient may have the shape of the broadcast; the reverse pass sums it back to the shape of the input. A node with branches or a
+loop body also reads values of the graph around it: its rule returns their gradients after those of the inputs.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 class Elementwise(Enum):
-    """How an operator computes each element of its result from those at its place."""
+    """The operands of an operator that computes each element from the elements at the same place."""
 
     UNARY = "of its only tensor"
     BROADCAST = "of operands that are broadcast against each other"
 
 
 class Precision(Enum):
-    """What mixed precision does with an operator; one without a word on it is computed in float32."""
+    """The precision of an operator in mixed precision; without one it is computed in float32."""
 
     NARROW = "computed in sixteen bits whatever it reads: a product whose terms an engine sums in float32"
     FOLLOWS = "computed in what it reads: in sixteen bits where every activation has them; weights and constants give way"
@@ -57,21 +57,21 @@ class Precision(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What is known of an operator, from one of its versions on until the next that has a record.
+    """The record of an operator, valid from a version to the next version with a record.
 
     Attributes:
         name: its name in the domain.
         domain: the standard's by default.
-        since: the first version that it holds for.
+        since: the first version it is valid for.
         gradient: the gradient rule: ``rule(op, *cotangents) -> gradients``.
-        training_form: what an operator of the standard becomes in a training graph: ``rule(op) -> outputs``, or None for one that
-            stays. For an operator whose backward needs statistics that it does not return, or whose kernels lose digits.
-        lowering: how an operator of another domain becomes standard ONNX: ``rule(op) -> outputs``.
-        axes: which axis of an operand is which axis of a result; nothing is said of elementwise operators.
-        mixes: which axes of its operands it works along, so that what it computes at one place depends on others.
-        reopen: how it takes several samples in a model that was made for one; nothing is said of elementwise operators.
-        elementwise: whether each element of the result comes from those at its place, and of how many operands.
-        precision: what mixed precision does with it.
+        training_form: replaces an operator of the standard in a training graph: ``rule(op) -> outputs``, or None to keep it. For
+            operators whose backward needs statistics that they do not return, or whose kernels lose digits.
+        lowering: converts an operator of another domain to standard ONNX: ``rule(op) -> outputs``.
+        axes: the axis of a result for each axis of an operand; not needed for elementwise operators.
+        mixes: the axes of its operands that it works along, so that a result at one place depends on others.
+        reopen: applies it to several samples in a model made for one; not needed for elementwise operators.
+        elementwise: set if each element of the result depends only on elements at its place; tells the number of operands.
+        precision: its mode in mixed precision.
     """
 
     name: str
@@ -89,16 +89,16 @@ class Operator:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its domain and name, as a node has them."""
+        """Its domain and name, as on a node."""
         return self.domain, self.name
 
     def is_of(self, node: ir.Node | None) -> bool:
-        """Whether a node is one of this operator."""
+        """True if a node is of this operator."""
         return node is not None and node.op_type == self.name and node.domain == self.domain
 
 
 def alike(*names: str, **fields: Any) -> list[Operator]:
-    """Return records of operators of the standard that differ in their names alone."""
+    """Return records of standard operators that differ only in their names."""
     return [Operator(name, **fields) for name in names]
 
 
@@ -106,7 +106,7 @@ def alike(*names: str, **fields: Any) -> list[Operator]:
 def records() -> dict[tuple[str, str], list[Operator]]:
     """Return every record by domain and name, the newest version first.
 
-    The first call loads every family; code that only emits an operator loads that operator's file and no other.
+    The first call loads every family; code that only emits an operator loads only that operator's file.
     """
     table: dict[tuple[str, str], list[Operator]] = {}
     families = import_module("burnish.operators.families")  # by name: the families import this file
@@ -116,10 +116,10 @@ def records() -> dict[tuple[str, str], list[Operator]]:
 
 
 def register(operator: Operator) -> None:
-    """Enter a record of an operator that burnish does not know.
+    """Add a record of an operator that burnish does not know.
 
     Raises:
-        ValueError: there is a record for this name and version.
+        ValueError: there is already a record for this name and version.
     """
     _enter(records(), operator)
 
@@ -147,7 +147,7 @@ def gradient(*names: str, domain: str = "", since: int = 1) -> Callable[[_Rule],
 
 
 def lowering(*names: str, domain: str = BURNISH_DOMAIN) -> Callable[[_Rule], _Rule]:
-    """Register how operators become standard ONNX, ``rule(op) -> outputs``; errors as for ``register``."""
+    """Register the conversion of operators to standard ONNX, ``rule(op) -> outputs``; errors as for ``register``."""
 
     def enter(rule: _Rule) -> _Rule:
         for name in names:
@@ -158,54 +158,53 @@ def lowering(*names: str, domain: str = BURNISH_DOMAIN) -> Callable[[_Rule], _Ru
 
 
 def find_record(node: ir.Node, opset: int | None = None) -> Operator | None:
-    """Return the record of a node of a graph of this opset, by default the newest one; None for an operator without one."""
+    """Return the record of a node for an opset, by default the newest; None for an operator without one."""
     versions = records().get((node.domain, node.op_type), ())
     version = operator_version(node.op_type, opset) if versions and opset is not None and node.domain == "" else None
     return next((record for record in versions if version is None or version >= record.since), None)
 
 
 def elementwise(node: ir.Node) -> Elementwise | None:
-    """Return how a node computes each element of its result from those at its place; None for one that does not."""
+    """Return the elementwise kind of a node; None if it is not elementwise."""
     record = find_record(node)
     return None if record is None else record.elementwise
 
 
 def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
-    """Return the rule for a node of a graph of this opset, or None."""
+    """Return the gradient rule of a node for an opset, or None."""
     record = find_record(node, opset)
     return None if record is None else record.gradient
 
 
 def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
-    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
+    """Return the training form of a node for an opset, or None if the node stays."""
     record = find_record(node, opset)
     return None if record is None else record.training_form
 
 
 def find_lowering(node: ir.Node) -> LoweringRule | None:
-    """Return the lowering of an operator that is not of the standard, or None for one that has none."""
+    """Return the lowering of an operator outside the standard, or None."""
     record = find_record(node)
     return None if record is None else record.lowering
 
 
 def has_gradient(node: ir.Node, opset: int) -> bool:
-    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
+    """True if a gradient rule is registered for this node, or for its training form."""
     record = find_record(node, opset)
     return record is not None and (record.gradient is not None or record.training_form is not None)
 
 
 class Operation:
-    """One node as a rule sees it: inputs and outputs as tensors of the builder that the rule's nodes go into.
+    """A node as seen by a rule: inputs and outputs are tensors of the builder that the rule emits into.
 
     Args:
         node: the node.
-        builder: where the rule emits.
-        asked_for: for each input, and for each captured value after them, whether its gradient is asked for; a rule may skip
-            work for the others.
-        differentiate: the reverse pass, for the rules of operators with bodies: they run it over a copy of a body.
+        builder: emits the rule's nodes.
+        asked_for: for each input, then each captured value, True if its gradient is needed; a rule may skip the others.
+        differentiate: the reverse pass, for rules of operators with bodies: they run it over a copy of a body.
 
     Attributes:
-        captured: where a gradient is emitted, the values of the graphs around the node that its bodies read, each once.
+        captured: during differentiation, the outer values that the node's bodies read, each once.
     """
 
     def __init__(
@@ -241,22 +240,22 @@ class Operation:
         return self.outputs[0]
 
     def required(self, index: int) -> Tensor:
-        """Input ``index``, which the standard says is there."""
+        """Return input ``index``, which the standard requires."""
         tensor = self.optional(index)
         if tensor is None:
             raise AssertionError(f"{self}: input {index} is missing; the checker must have refused the model")
         return tensor
 
     def optional(self, index: int) -> Tensor | None:
-        """Input ``index``, or None when it is left out."""
+        """Return input ``index``, or None if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def second_output(self, dtype: ir.DataType, like: Tensor) -> Tensor:
-        """The second output, added to the node when the model left it out (a mask, max-pool indices)."""
+        """Return the second output, added to the node if the model omits it (a mask, max-pool indices)."""
         if len(self.node.outputs) < 2:
             self.node.resize_outputs(2)
         value = self.node.outputs[1]
-        # An output that was left out has no name, and a node that is in a graph already gives it none.
+        # An omitted output has no name, and nodes already in a graph do not name new outputs.
         value.name = value.name or f"{self.output.name}:1"
         if value.type is None:
             value.dtype = dtype
@@ -265,11 +264,11 @@ class Operation:
         return self.builder.tensor(value)
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient of input ``index`` is asked for; captured values are counted on after the inputs."""
+        """True if the gradient of input ``index`` is needed; captured values count on after the inputs."""
         return self._asked_for is None or (index < len(self._asked_for) and self._asked_for[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute (int, float, str, tuple of them, tensor, graph), or ``default``."""
+        """Return an attribute (int, float, str, tuple of them, tensor, graph), or ``default``."""
         value = attribute_value(self.node, name, default)
         return tuple(value) if isinstance(value, list) else value
 

@@ -1,4 +1,4 @@
-"""How operators of the standard take several samples in a model that was made for one: ``reopen`` of their records."""
+"""Reopen rules: standard operators applied to several samples in a model made for one; ``reopen`` in their records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def broadcast(call: Call) -> Result:
 
 
 def prelu(call: Call) -> Result:
-    """The slopes are broadcast to the first operand, never the other way round."""
+    """The slopes are broadcast to the first operand, never the reverse."""
     x, slopes = call.operand(0), call.operand(1)
     check_shape_stays(x, slopes)
     if x.batch is None:
@@ -57,7 +57,7 @@ def combined(opening: Opening, op_type: str, *operands: Operand) -> Operand:
 
 
 def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Value], Batch | None, Shape]:
-    """Operands as they are broadcast against each other; where samples stand in the result, and its shape for one of them."""
+    """Return operands ready to be broadcast, the position of samples in the result, and its shape for one sample."""
     shape = broadcast_extents([operand.shape for operand in operands])
     rank = len(shape)
     batch = _common(operands, shape)
@@ -74,13 +74,13 @@ def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Valu
 
 
 def check_shape_stays(x: Operand, beside: Operand) -> None:
-    """Raise Refused where an operand that the standard broadcasts to the first would change its shape."""
+    """Raise Refused if an operand that the standard broadcasts to the first would change its shape."""
     if broadcast_extents([x.shape, beside.shape]) != x.shape:
         raise Refused(f"broadcasts '{x.value.name}' to the shape of '{beside.value.name}', which the standard does not allow")
 
 
 def _common(operands: Sequence[Operand], shape: Shape) -> Batch | None:
-    """Return where samples stand in a result: in place of an axis of extent 1 in all operands, or else along one of their own."""
+    """Return the position of samples in a result: at an axis of extent 1 in all operands, otherwise along an extra axis."""
     batches = [
         Batch(operand.batch.axis + len(shape) - operand.rank, operand.batch.is_extra)
         for operand in operands
@@ -129,7 +129,7 @@ def reduction(call: Call) -> list[Result | None]:
 
 
 def reduced(x: Operand, axes: list[int]) -> list[int]:
-    """Return the numbers that reduced axes of one sample have beside the samples."""
+    """Return the axes to reduce, counted with the samples."""
     if not x.samples.is_extra and x.samples.axis in axes:
         raise Refused(OVER_SAMPLES.format(axis=x.samples.axis), LOSS_REMEDY)
     return [x.new_axis(axis) for axis in axes]
@@ -165,7 +165,7 @@ def size(call: Call) -> Result:
 
 
 def reshape(call: Call) -> Result:
-    """To extents that are known: samples stay where they are, in a place with as many elements before it."""
+    """Reshape to known extents: samples keep their place if the same number of elements comes before it."""
     x, opening, shape = call.alone(), call.opening, call.result_shape()
     parts: list[Element] = [extent for extent in shape if isinstance(extent, int)]
     if len(parts) < len(shape):
@@ -188,7 +188,7 @@ def _as_many_before(batch: Batch, before: object, shape: Shape) -> Batch | None:
 
 
 def _to_computed(call: Call) -> Result:
-    """A reshape to extents of which some are computed: samples come first, so that a 0 copies the extent that it did."""
+    """Reshape to partly computed extents: samples come first, so that a 0 still copies the right extent."""
     x, shape, opening = call.operand(), call.result_shape(), call.opening
     begins_with_one = bool(shape) and shape[0] == 1
     stays = begins_with_one and x.rank > 0 and x.shape[0] == 1
@@ -229,7 +229,7 @@ def transpose(call: Call) -> list[Result | None]:
     order = [int(axis) for axis in call.attribute("perm", None) or range(x.rank)[::-1]]
     if not batch.is_extra:
         return call.over(x, perm=order)
-    # Samples stay in front of the axis that they stand in front of, so that a stack of matrices stays one.
+    # Samples stay before the same axis, so that a stack of matrices stays one.
     at = 0 if batch.axis == 0 or not order else (order.index(batch.axis) if batch.axis < x.rank else x.rank)
     new = [x.new_axis(axis) for axis in order]
     new.insert(at, batch.axis)
@@ -269,7 +269,7 @@ def expand(call: Call) -> Result:
 
 
 def _elements(call: Call) -> list[Element]:
-    """The elements of the second operand, or the operand where they are not known."""
+    """Return the elements of the second operand, or the operand if they are unknown."""
     known = call.array(1)
     return [call.operand(1).value] if known is None else [int(number) for number in known]
 
@@ -291,7 +291,7 @@ def concat(call: Call) -> Result:
 
 
 def slice_(call: Call) -> Result:
-    """What is taken of the single place of one sample is taken of each: that place."""
+    """A slice of the single place of one sample applies to every sample."""
     x, opening = call.alone(), call.opening
     count = call.operand(1).shape[0]
     if not isinstance(count, int):
@@ -317,7 +317,7 @@ def slice_(call: Call) -> Result:
 
 
 def _like(call: Call, axes: ir.Value, bounds: ir.Value) -> ir.Value:
-    """Axes in the integer type of the bounds, which all operands of a slice share."""
+    """Return axes in the integer type of the bounds, which all operands of a slice share."""
     kind = bounds.dtype
     return axes if kind is None or kind == axes.dtype else call.opening.emit("Cast", axes, to=int(kind))
 
@@ -343,7 +343,7 @@ def pad(call: Call) -> Result:
 
 
 def center_crop_pad(call: Call) -> Result:
-    """The sizes are those of some axes; the axis of the samples is left out of them."""
+    """The sizes are for some axes; the sample axis is excluded."""
     x = call.alone()
     named = call.attribute("axes")
     axes = list(range(x.rank)) if named is None else [axis % x.rank for axis in named]
@@ -355,7 +355,7 @@ def center_crop_pad(call: Call) -> Result:
 
 
 def fourier_transform(call: Call) -> Result:
-    """Along an axis that is an operand since opset 20; the last axis holds real and imaginary parts."""
+    """The axis is an operand since opset 20; the last axis has real and imaginary parts."""
     x, opening = call.alone(), call.opening
     if x.samples.axis == x.rank - 1 + x.samples.is_extra:
         x = opening.moved(x)
@@ -369,13 +369,13 @@ def fourier_transform(call: Call) -> Result:
 
 
 def matrices(call: Call) -> list[Result | None]:
-    """These work on the matrices of the last two axes, so samples go in front."""
+    """These operators work on the matrices of the last two axes, so samples go first."""
     x = call.alone()
     return call.over(call.opening.moved(x) if x.samples.axis >= x.rank - 2 + x.samples.is_extra else x)
 
 
 def reversed_sequence(call: Call) -> Result:
-    """Samples stand in the place of its batch axis; where that has several sequences of one sample, behind its two axes."""
+    """Samples replace its batch axis if that has extent 1; if one sample has several sequences, they come after its two axes."""
     call.same_for_all(0, 1)
     x, lengths, opening = call.operand(0), call.operand(1), call.opening
     along = Batch(call.axis(x.rank, 1, "batch_axis"), is_extra=False)
@@ -403,7 +403,7 @@ def gather(call: Call) -> Result | list[Result | None]:
 
 
 def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
-    """Each sample's own indices into what it has: the axis that is indexed comes after that of samples."""
+    """Gather with each sample's own indices: the indexed axis comes after the sample axis."""
     opening = call.opening
     value = opening.placed(x, FIRST)
     if axis:
@@ -411,7 +411,7 @@ def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
     chosen = opening.emit("Unsqueeze", opening.placed(indices, FIRST), opening.integers([indices.rank + 1]))
     result = opening.emit("GatherND", value, chosen, batch_dims=1)
     if axis:
-        # Now the axes are: samples, those of the indices, those of the data but the one that was indexed.
+        # The axes are now: samples, those of the indices, those of the data without the indexed one.
         of_indices = range(1, indices.rank + 1)
         others = range(indices.rank + 1, indices.rank + x.rank)
         result = opening.emit("Transpose", result, perm=[0, *others[:axis], *of_indices, *others[axis:]])
@@ -432,7 +432,7 @@ def gather_nd(call: Call) -> Result:
 
 
 def scatter_nd(call: Call) -> Result:
-    """Samples go along the last axis: indices that are the same for all samples leave it whole."""
+    """Samples go along the last axis, which indices shared by all samples do not split."""
     call.same_for_all(0, 2)
     opening, indices = call.opening, call.operand(1)
     data, updates = call.operand(0), call.operand(2)
@@ -447,7 +447,7 @@ def one_hot(call: Call) -> list[Result | None]:
 
 
 def tensor_scatter(call: Call) -> Result:
-    """The first axis is that of samples, each of which has a cache and a place in it to write to."""
+    """The first axis is the sample axis; each sample has a cache and a write position."""
     if any(operand.batch not in (None, STACKED) or operand.shape[0] != 1 for operand in call.present):
         raise Refused("writes to several caches of a sample")
     return call.spread(STACKED)
@@ -458,7 +458,7 @@ def matmul(call: Call) -> Result:
 
 
 def product(opening: Opening, a: Operand, b: Operand) -> Operand:
-    """Emit the product of two operands, at least one of which has samples."""
+    """Emit the product of two operands, at least one of them with samples."""
     vectors = (a.rank == 1, b.rank == 1)
     a = opening.inserted(a, [0]) if vectors[0] else a
     b = opening.inserted(b, [1]) if vectors[1] else b
@@ -480,7 +480,7 @@ def _matrices(opening: Opening, a: Operand, b: Operand) -> Operand:
 
 
 def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None:
-    """Return where the samples of the only operand with samples stand in the product; None where they must move first."""
+    """Return the position of samples in the product if only one operand has them; None if they must move first."""
     if x.batch is None or other.batch is not None:
         return None
     rank = len(shape)
@@ -493,7 +493,7 @@ def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None
 
 
 def _shared(a: Operand, b: Operand, shape: Shape) -> Batch | None:
-    """The axis in front of the matrices in the place of which samples of both can stand, else one more; None without samples."""
+    """Return the axis before the matrices that can hold the samples of both, otherwise an extra one; None without samples."""
     for operand in (a, b):
         if operand.batch is not None and not operand.batch.is_extra:
             at = operand.batch.axis + len(shape) - operand.rank
@@ -527,7 +527,7 @@ def _transposed(opening: Opening, operand: Operand) -> Operand:
 
 
 def einsum(call: Call) -> Result:
-    """A letter more for the samples; or none where they stand in the place of the same letter in every operand that has them."""
+    """Add a letter for the samples, or none if they have the place of the same letter in every operand with samples."""
     equation = str(call.attribute("equation")).replace(" ", "")
     terms, result = einsum_terms(equation)
     operands = call.present
@@ -546,7 +546,7 @@ def einsum(call: Call) -> Result:
 
 
 def _check_letters(terms: list[str], operands: list[Operand]) -> None:
-    """Raise Refused where a letter stands for axes of two extents, which engines broadcast or refuse as they like."""
+    """Raise Refused if a letter stands for axes of two extents: engines differ in broadcasting or refusing that."""
     extents: dict[str, int] = {}
     for term, operand in zip(terms, operands, strict=True):
         before, _, behind = term.partition("...")
@@ -575,7 +575,7 @@ def _kept_letter(terms: list[str], result: str, operands: list[Operand]) -> str 
 
 
 def images(call: Call, sampled: Sequence[int] = (0,), results: int = 1) -> list[Result | None]:
-    """Samples along the first axis of some operands, which all hold as many images, and of some results."""
+    """Put samples along the first axis of some operands, which all have the same number of images, and of some results."""
     call.same_for_all(*sampled)
     call.no_results_after(results)
     values = [
@@ -586,7 +586,7 @@ def images(call: Call, sampled: Sequence[int] = (0,), results: int = 1) -> list[
 
 
 def stacked(call: Call, operand: Operand) -> ir.Value:
-    """Samples along the first axis: each as it is where it is one image, else all images of one after those of another.
+    """Return samples along the first axis: unchanged if each is one image, otherwise all images of one after those of another.
 
     An operand that is the same for all samples is repeated for each.
     """
@@ -605,7 +605,7 @@ def stacked(call: Call, operand: Operand) -> ir.Value:
 
 
 def unstacked(call: Call, result: ir.Value, index: int = 0) -> Result:
-    """What ``stacked`` put after each other, apart again."""
+    """Undo ``stacked``."""
     count = call.operand().shape[0]
     if count == 1:
         return result, STACKED
@@ -619,7 +619,7 @@ def unstacked(call: Call, result: ir.Value, index: int = 0) -> Result:
 
 
 def apart(call: Call, results: Sequence[ir.Value]) -> list[Result | None]:
-    """Results over images that were put after each other, apart again; None for one that the node does not have."""
+    """Undo ``stacked`` for results over images; None for one that the node does not have."""
     return [unstacked(call, value, index) if value.name != "" else None for index, value in enumerate(results)]
 
 
@@ -630,7 +630,7 @@ def affine_grid(call: Call) -> Result:
 
 
 def max_pool(call: Call) -> list[Result | None]:
-    """The indices count through all images: those of a sample begin again with each."""
+    """The indices count through all images, and must start again with each sample."""
     values = call.again(stacked(call, call.operand()))
     results: list[Result | None] = [unstacked(call, values[0])]
     if call.is_read(1):
@@ -654,7 +654,7 @@ def max_unpool(call: Call) -> Result:
 
 
 def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
-    """For each sample, how many elements the samples before it hold; along the first of ``rank`` axes."""
+    """Return, for each sample, the number of elements in the samples before it; along the first of ``rank`` axes."""
     if not all(isinstance(extent, int) for extent in shape):
         raise Refused("counts positions of images whose extents are not known")
     size = math.prod(extent for extent in shape if isinstance(extent, int))
@@ -665,7 +665,7 @@ def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
 
 
 def resize(call: Call) -> Result:
-    """Sizes hold the 1 of one sample."""
+    """Sizes include the 1 of one sample."""
     x, opening = call.alone(), call.opening
     if call.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         raise Refused("crops what it resizes")
@@ -704,7 +704,7 @@ def over_axes(call: Call) -> list[Result | None]:
 
 
 def _beside(call: Call, weight: Operand | None, x: Operand) -> ir.Value | None:
-    """A scale or bias, which is broadcast against what it is for: with an axis for the samples where it reaches past that."""
+    """Return a scale or bias that broadcasts to ``x``: with an axis for the samples if it reaches beyond them."""
     if weight is None:
         return None
     check_shape_stays(x, weight)
@@ -715,7 +715,7 @@ def _beside(call: Call, weight: Operand | None, x: Operand) -> ir.Value | None:
 
 
 def recurrent(call: Call) -> list[Result | None]:
-    """States and lengths that are the same for all samples are repeated for each, as the standard does not broadcast them."""
+    """States and lengths that are the same for all samples are repeated, since the standard does not broadcast them."""
     call.same_for_all(0, 4, 5, 6)
     batch_first = bool(call.attribute("layout", 0))
     of_states, of_result = (STACKED, STACKED) if batch_first else (Batch(1, is_extra=False), Batch(2, is_extra=False))
@@ -748,7 +748,7 @@ def attention(call: Call) -> list[Result | None]:
 
 
 def _present(call: Call, value: ir.Value | None, index: int) -> ir.Value:
-    """The keys or values without past ones, which are the operand by heads; inference has no type for the node's result."""
+    """Return the keys or values without past ones, by heads; inference has no type for the node's result."""
     if call.operand(index).rank == 4:
         return call.opening.emit("Identity", value)
     _, heads, _, size = _by_heads(call, index, "kv_num_heads")
@@ -758,7 +758,7 @@ def _present(call: Call, value: ir.Value | None, index: int) -> ir.Value:
 
 
 def _know_results(call: Call) -> None:
-    """Give further results their shapes, which the standard infers only where there are past keys."""
+    """Set the shapes of the other results, which the standard infers only with past keys."""
     query, key, value = (_by_heads(call, index, name) for index, name in enumerate(("q_num_heads", *["kv_num_heads"] * 2)))
     keys = key[2]
     if isinstance(keys, int) and isinstance(value[2], int) and keys != value[2]:
@@ -773,7 +773,7 @@ def _know_results(call: Call) -> None:
 
 
 def _by_heads(call: Call, index: int, heads: str) -> Shape:
-    """The shape [batch, heads, sequence, size] of an operand for one sample, which may have the heads in its last axis."""
+    """Return the shape [batch, heads, sequence, size] of an operand for one sample, which may have heads in its last axis."""
     shape = call.operand(index).shape
     if len(shape) == 4:
         return shape
@@ -783,7 +783,7 @@ def _by_heads(call: Call, index: int, heads: str) -> Shape:
 
 
 def _mask(call: Call, mask: Operand) -> ir.Value:
-    """A mask, which is broadcast to the scores [batch, heads, queries, keys]."""
+    """Return a mask that broadcasts to the scores [batch, heads, queries, keys]."""
     if mask.batch is None and (mask.rank < 4 or mask.shape[0] == 1):
         return mask.value
     if mask.batch is not None and mask.rank < 4:

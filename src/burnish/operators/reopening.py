@@ -1,8 +1,8 @@
-"""How models that were made for one sample are opened: what a rule sees, and what it emits.
+"""Opening of models made for one sample: the interface and tools of the reopen rules.
 
-For each value that samples reach it is known along which axis they stand, as in ``jax.vmap``; the rule of an operator,
-``reopen`` of its record, emits what computes the same for every sample. Where a node stays, its axes are counted past that of
-the samples, and ``axes`` of its record tells where these stand in the results (``Call.over``).
+For each value with samples, their axis is known, as in ``jax.vmap``; the rule of an operator, ``reopen`` in its record, emits
+nodes that compute the same for every sample. If a node stays, its axes are counted without the sample axis, and ``axes`` in its
+record gives the position of samples in the results (``Call.over``).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from burnish.operators.axes import Layout, small_numbers
 from burnish.operators.extents import Factor, Kind, normal
 
 Extent = int | str | None
-"""A known number, the name of a dimension, or unknown."""
+"""A known number, the name of a dimension, or None if unknown."""
 Shape = tuple[Extent, ...]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Where samples stand.
+    """The position of samples in a value.
 
     Attributes:
-        axis: of the value with its samples.
-        is_extra: whether the value has this axis more than that of one sample; else it stands in the place of one of extent 1.
+        axis: the sample axis.
+        is_extra: True if the sample axis is extra; otherwise it replaces an axis of extent 1 of one sample.
     """
 
     axis: int
@@ -42,11 +42,11 @@ class Batch:
 
 
 FIRST = Batch(0, is_extra=True)
-"""Samples along a first axis that a sample does not have."""
+"""Samples along an extra first axis."""
 STACKED = Batch(0, is_extra=False)
-"""Samples along the first axis, in the place of a sample's own."""
+"""Samples along the first axis, in place of a sample's own."""
 SAMPLES = Factor("samples", Kind.SAMPLES)
-"""An axis of samples, as records tell of axes."""
+"""A sample axis, for the axis rules of records."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Operand:
     """A value of the opened graph.
 
     Attributes:
-        value: what stands for it in the opened graph.
-        sample_shape: what its shape is for one sample, as the model was made; None where not even the rank is known.
-        batch: where its samples stand; None where no sample reaches it, and it is the same for all.
+        value: the value that replaces it in the opened graph.
+        sample_shape: its shape for one sample, as in the original model; None if not even the rank is known.
+        batch: position of its samples; None if it is the same for all samples.
     """
 
     value: ir.Value
@@ -68,7 +68,7 @@ class Operand:
         """The shape for one sample.
 
         Raises:
-            Refused: it is not known.
+            Refused: it is unknown.
         """
         if self.sample_shape is None:
             raise Refused(f"it reads '{self.value.name}', whose rank is not known")
@@ -80,15 +80,15 @@ class Operand:
 
     @property
     def samples(self) -> Batch:
-        """Where samples stand in an operand that has some."""
+        """The position of samples, for an operand that has them."""
         assert self.batch is not None
         return self.batch
 
     def new_axis(self, axis: int) -> int:
-        """Return the number that an axis of one sample has beside the samples.
+        """Return an axis of one sample, counted with the samples.
 
         Raises:
-            Refused: the samples stand in place of this axis.
+            Refused: the samples replace this axis.
         """
         batch = self.batch
         if batch is None:
@@ -99,7 +99,7 @@ class Operand:
 
     @property
     def layout(self) -> Layout:
-        """What is known of it, as the axes of a record are told from it."""
+        """Return its layout, the input of axis rules."""
         if self.sample_shape is None:
             return Layout(None, self.batch is None)
         name = self.value.name or ""
@@ -112,11 +112,11 @@ class Operand:
 
 
 class Refused(Exception):
-    """A node that cannot take a batch of any size: the clause that follows its description, and what to do about it.
+    """A node that cannot take a batch of any size.
 
     Args:
-        reason: what stands in the way.
-        remedy: what to do, in place of exporting the model again.
+        reason: the obstacle, a clause that follows the description of the node.
+        remedy: the remedy, instead of another export of the model.
     """
 
     def __init__(self, reason: str, remedy: str = ""):
@@ -125,14 +125,14 @@ class Refused(Exception):
 
 
 def sample_shape(value: ir.Value) -> Shape | None:
-    """The shape of a value of the model as it was made."""
+    """Return the shape of a value in the original model."""
     if value.shape is None:
         return None
     return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
 
 
 def elements(extents: Sequence[Extent]) -> tuple[int, Counter[str]] | None:
-    """The product of extents: an integer, and the names that it is multiplied by; None where an extent is unknown."""
+    """Return the product of extents: an integer, and the names of its other factors; None if an extent is unknown."""
     if None in extents:
         return None
     integers = math.prod(extent for extent in extents if isinstance(extent, int))
@@ -140,7 +140,6 @@ def elements(extents: Sequence[Extent]) -> tuple[int, Counter[str]] | None:
 
 
 def broadcast_extents(shapes: Sequence[Shape]) -> Shape:
-    """The shape that shapes are broadcast to."""
     rank = max(map(len, shapes))
     return tuple(_wider([shape[axis] for shape in shapes if len(shape) >= -axis]) for axis in range(-rank, 0))
 
@@ -154,24 +153,24 @@ def _wider(extents: Sequence[Extent]) -> Extent:
 
 
 class Count(Enum):
-    """Stands for the samples: among the elements of a shape for their number, among axes for theirs."""
+    """A placeholder for samples: their number among the elements of a shape, their axis among axes."""
 
     SAMPLES = "samples"
 
 
 Element = int | ir.Value | Count
-"""An element of a shape: a number, a vector of one or more that the graph computes, or the number of samples."""
+"""An element of a shape: a number, a computed vector of one or more, or the number of samples."""
 
 
 class Opening:
-    """What stands for the values of a graph, node after node.
+    """The replacements of a graph's values, node after node.
 
     Args:
-        graph: whose nodes are gone through.
-        inputs: those that hold samples, with their place in each.
+        graph: the graph to open.
+        inputs: the inputs with samples, and the position of samples in each.
 
     Attributes:
-        in_front: whether samples have an axis in front of all that a sample has.
+        in_front: True if the sample axis comes before all axes of a sample.
     """
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[tuple[ir.Value, Batch]]):
@@ -187,12 +186,12 @@ class Opening:
             self.results[value] = Operand(value, sample_shape(value), batch)
 
     def operand(self, value: ir.Value) -> Operand:
-        """What stands for a value of the model."""
+        """Return the replacement of a value of the model."""
         result = self.results.get(value)
         return Operand(value, sample_shape(value)) if result is None else result
 
     def settle(self, value: ir.Value, result: ir.Value, batch: Batch | None) -> None:
-        """Let a result stand for a value of the model, under its name."""
+        """Replace a value of the model by a result, under its name."""
         if result in self.named or result.producer() is None:
             result = self.emit("Identity", result)
         self.named.add(result)
@@ -203,11 +202,11 @@ class Opening:
         self.results[value] = Operand(result, sample_shape(value), batch)
 
     def emit(self, op_type: str, *operands: ir.Value | None, **attributes: Any) -> ir.Value:
-        """Put a node of the standard in front of the one that is opened; returns its first output."""
+        """Insert a standard node before the opened one; return its first output."""
         return self.insert(ir.node(op_type, operands, {name: typed_attribute(name, it) for name, it in attributes.items()}))
 
     def insert(self, node: ir.Node) -> ir.Value:
-        """Put a node in front of the one that is opened; returns its first output."""
+        """Insert a node before the opened one; return its first output."""
         if self.before is None:
             self.graph.append(node)
         else:
@@ -224,7 +223,7 @@ class Opening:
         return self.constant(np.asarray(list(numbers), dtype=np.int64))
 
     def scalar(self, number: float, like: ir.Value) -> ir.Value:
-        """A number of the element type of a value of the model."""
+        """Return a constant of the element type of a value of the model."""
         if like.dtype is None:
             raise Refused("its element type is not known")
         return self.constant(np.asarray(number, dtype=like.dtype.numpy()))
@@ -243,18 +242,18 @@ class Opening:
         return self._count
 
     def extents(self, operand: Operand) -> list[Element]:
-        """The shape of an operand for one sample: computed where it is not known."""
+        """Return the shape of an operand for one sample, computed if unknown."""
         return [
             extent if isinstance(extent, int) else self.extent(operand.value, operand.new_axis(axis))
             for axis, extent in enumerate(operand.shape)
         ]
 
     def extent(self, value: ir.Value, axis: int) -> ir.Value:
-        """The extent of a value along an axis, as a vector of one."""
+        """Return the extent of a value along an axis, as a vector of one."""
         return self.emit("Shape", value, start=axis, end=axis + 1)
 
     def vector(self, parts: Sequence[Element]) -> ir.Value:
-        """A vector of integers that are known, or computed."""
+        """Return a vector of known and computed integers."""
         values: list[ir.Value] = []
         numbers: list[int] = []
         for part in parts:
@@ -270,19 +269,19 @@ class Opening:
         return values[0] if len(values) == 1 else self.emit("Concat", *values, axis=0)
 
     def reshaped(self, value: ir.Value, parts: Sequence[Element]) -> ir.Value:
-        """A value in another shape, which holds no element that stands for another."""
+        """Reshape a value; the shape has no wildcard elements such as -1."""
         known = [part for part in parts if isinstance(part, int) and part > 0]
         if parts.count(Count.SAMPLES) == 1 and len(known) == len(parts) - 1:
             return self.emit("Reshape", value, self.integers([part if isinstance(part, int) else -1 for part in parts]))
         return self.emit("Reshape", value, self.vector(parts), **({"allowzero": 1} if 0 in parts else {}))
 
     def placed(self, operand: Operand, batch: Batch, rank: int | None = None) -> ir.Value:
-        """An operand with its samples where ``batch`` says.
+        """Return an operand with its samples at ``batch``.
 
         Args:
-            operand: with samples.
-            batch: where they are to stand. What stands in the place of an axis needs that to be of extent 1.
-            rank: for one sample; where it is more than the operand's, axes of extent 1 come first.
+            operand: an operand with samples.
+            batch: the new position. Samples can replace only an axis of extent 1.
+            rank: rank for one sample; if it is more than the operand's, axes of extent 1 come first.
         """
         rank = operand.rank if rank is None else rank
         key = (operand.value, batch, rank)
@@ -293,7 +292,7 @@ class Opening:
         return self._placed[key]
 
     def moved(self, operand: Operand, batch: Batch = FIRST) -> Operand:
-        """An operand with its samples where ``batch`` says, by default in front."""
+        """Return an operand with its samples at ``batch``, by default first."""
         return Operand(self.placed(operand, batch), operand.shape, batch)
 
     def _moved(self, operand: Operand, batch: Batch, rank: int) -> ir.Value:
@@ -313,7 +312,7 @@ class Opening:
         return self.emit("Unsqueeze", value, self.integers([axis]))
 
     def spread(self, operand: Operand, batch: Batch) -> ir.Value:
-        """An operand with samples where ``batch`` says; one that is the same for all samples is repeated for each."""
+        """Return an operand with samples at ``batch``; one that is the same for all samples is repeated for each."""
         if operand.batch is not None:
             return self.placed(operand, batch)
         value = self.unsqueezed(operand.value, batch.axis) if batch.is_extra else operand.value
@@ -322,7 +321,7 @@ class Opening:
         return self.emit("Expand", value, self.vector(parts))
 
     def inserted(self, operand: Operand, axes: Sequence[int]) -> Operand:
-        """An operand with more axes of extent 1 for one sample, numbered as in the result."""
+        """Return an operand with more axes of extent 1 for one sample, numbered as in the result."""
         rank = operand.rank + len(axes)
         rest = iter(operand.shape)
         shape = tuple(1 if axis in axes else next(rest) for axis in range(rank))
@@ -334,7 +333,7 @@ class Opening:
         return Operand(self.emit("Unsqueeze", operand.value, self.integers(added)), shape, batch)
 
     def removed(self, operand: Operand, axes: Sequence[int]) -> Operand:
-        """An operand without some axes, which are of extent 1 for one sample; samples that stand in one of them stay."""
+        """Return an operand without some axes of extent 1 for one sample; samples at one of them stay."""
         shape = tuple(extent for axis, extent in enumerate(operand.shape) if axis not in axes)
         if operand.batch is None:
             return Operand(self.emit("Squeeze", operand.value, self.integers(sorted(axes))), shape)
@@ -345,19 +344,19 @@ class Opening:
 
 
 def _order(rank: int, batch: Batch, offset: int = 0) -> list[int | Count]:
-    """The axes of a value with its samples, by the number that they have for one sample, and where the samples are among them."""
+    """Return the axes of a value by their numbers for one sample, with a placeholder at the sample axis."""
     order: list[int | Count] = [axis + offset for axis in range(rank)]
     order[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
     return order
 
 
 class Call:
-    """A node that samples reach.
+    """A node with samples.
 
     Args:
-        node: of the model as it was made; it stays as it is, and is removed in the end.
-        opening: that it is a part of.
-        told: the axes of its record.
+        node: a node of the original model; it does not change, and is removed in the end.
+        opening: the opening that it belongs to.
+        told: the axis rule in its record.
     """
 
     def __init__(self, node: ir.Node, opening: Opening, told: axes.AxesRule | None = None):
@@ -375,28 +374,28 @@ class Call:
 
     @property
     def present(self) -> list[Operand]:
-        """The operands that are not left out."""
+        """The operands that are not omitted."""
         return [operand for operand in self.operands if operand is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return attribute_value(self.node, name, default)
 
     def axis(self, rank: int, default: int = 0, name: str = "axis") -> int:
-        """An attribute that is an axis, as a number that is not negative."""
+        """Return an attribute with an axis, as a non-negative number."""
         axis = int(self.attribute(name, default))
         if not -rank <= axis < rank:
             raise Refused(f"has the {name} {axis}, which a tensor of {rank} dimensions lacks")
         return axis % rank
 
     def array(self, index: int) -> np.ndarray | None:
-        """An operand that is known, None where it is computed or left out."""
+        """Return an operand if it is constant; None if it is computed or omitted."""
         return constant_array(self.operand(index).value) if self.has(index) else None
 
     def integers(self, index: int, what: str) -> list[int]:
-        """An operand of integers that are known.
+        """Return an operand of known integers.
 
         Raises:
-            Refused: they are not.
+            Refused: they are computed.
         """
         array = self.array(index)
         if array is None:
@@ -404,29 +403,29 @@ class Call:
         return [int(number) for number in array.reshape(-1)]
 
     def same_for_all(self, *indices: int) -> None:
-        """Raise Refused where an operand other than these differs from sample to sample."""
+        """Raise Refused if an operand other than these differs from sample to sample."""
         for index, operand in enumerate(self.operands):
             if operand is not None and operand.batch is not None and index not in indices:
                 raise Refused(f"reads '{operand.value.name}' as operand {index}, which would have to be the same for all samples")
 
     def alone(self) -> Operand:
-        """The first operand, the only one that may hold samples; errors as ``same_for_all``."""
+        """Return the first operand, the only one that may have samples; errors as for ``same_for_all``."""
         self.same_for_all(0)
         return self.operand()
 
     def result_shape(self, index: int = 0) -> Shape:
-        """The shape of a result for one sample."""
+        """Return the shape of a result for one sample."""
         shape = sample_shape(self.node.outputs[index])
         if shape is None:
             raise Refused("has a result whose rank is not known")
         return shape
 
     def is_read(self, index: int) -> bool:
-        """Whether there is a result of this number that is read."""
+        """True if there is a result of this number, and it is read."""
         return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
     def no_results_after(self, count: int) -> None:
-        """Raise Refused where a result after these is read."""
+        """Raise Refused if a result after the first ``count`` is read."""
         for index in range(count, len(self.node.outputs)):
             if self.is_read(index):
                 raise Refused(
@@ -434,7 +433,7 @@ class Call:
                 )
 
     def again(self, *operands: ir.Value | None, **attributes: Any) -> list[ir.Value]:
-        """Emit the same node over other operands, with some attributes changed; an attribute that is None is left out."""
+        """Emit the same node over other operands, with some attributes changed; None removes an attribute."""
         inputs = list(operands)
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -451,16 +450,16 @@ class Call:
         return list(node.outputs)
 
     def with_rest(self, *first: ir.Value | None) -> list[ir.Value | None]:
-        """Other first operands, followed by the remaining ones as they are."""
+        """Return other first operands, followed by the remaining original ones."""
         rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
         return [*first, *rest]
 
     def spread(self, batch: Batch, **attributes: Any) -> Result:
-        """The same node over operands that all have their samples where ``batch`` says, and so has its result."""
+        """Emit the node over operands with samples at ``batch``; so are those of its result."""
         return self.again(*(self.opening.spread(operand, batch) for operand in self.present), **attributes)[0], batch
 
     def over(self, *first: Operand, **attributes: Any) -> list[Result | None]:
-        """The same node over other first operands; the axes of its record tell where samples stand in the results."""
+        """Emit the node over other first operands; its axis rule gives the position of samples in the results."""
         operands = [*first, *self.operands[len(first) :]]
         values = self.again(*(None if operand is None else operand.value for operand in operands), **attributes)
         node, batch = values[0].producer(), next(operand.samples for operand in first if operand.batch is not None)
@@ -474,7 +473,7 @@ class Call:
         return [(value, Batch(_axis_of_samples(one), batch.is_extra)) for value, one in zip(values, each, strict=False)]
 
     def named_axes(self) -> list[int] | None:
-        """The axes that the second operand names, or the attribute; None where neither is there."""
+        """Return the axes in the second operand, or in the attribute; None if neither is present."""
         return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
 
 
@@ -486,9 +485,9 @@ def _axis_of_samples(told: object) -> int:
 
 Result = tuple[ir.Value, Batch | None]
 ReopenRule = Callable[[Call], Result | Sequence[Result | None]]
-"""Opens an operator of the standard: it emits nodes that compute the same for every sample.
+"""A rule that opens an operator of the standard: it emits nodes that compute the same for every sample.
 
-For each result it returns what stands for it and where its samples stand; None for a result that is not read.
+It returns, for each result, the replacement and the position of its samples; None for a result that is not read.
 """
 
 

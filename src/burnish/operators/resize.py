@@ -1,4 +1,4 @@
-"""Resize: interpolation along axes, one after the other."""
+"""The gradient of Resize: interpolation along axes, one after the other."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TARGET = ("axes", "keep_aspect_ratio_policy")
 
 
 def resize(op: Operation, dy: Tensor) -> Tensor:
-    """The adjoint of an operator that is linear in x; of x its shape is read.
+    """The adjoint of an operator that is linear in x; only the shape of x is read.
 
-    The region of interest and the scales are no variables of the operator, by the standard. What lies outside of the data in
-    ``tf_crop_and_resize`` is a constant, the extrapolation value, and gives nothing back.
+    The standard has no gradient for the region of interest and the scales. In ``tf_crop_and_resize``, the outside of the data is
+    a constant, the extrapolation value, without gradient.
     """
     x, y = op.input, op.output
     if x.rank is None:
@@ -49,7 +49,7 @@ def resize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...
 def lower_resize_grad(op: Operation) -> Tensor:
     """Along every axis y = A x with a matrix A of weights, and dx = A^T dy.
 
-    A is what the same operator makes of the identity matrix, so that every mode has its gradient, as the runtime computes it.
+    A is the same operator's result for the identity matrix, so every mode has its gradient, as the runtime computes it.
     """
     dy, x, builder = op.required(0), op.required(1), op.builder
     y, rank = dy, x.rank or 0
@@ -64,7 +64,7 @@ def lower_resize_grad(op: Operation) -> Tensor:
 
 
 class _Along:
-    """What a Resize does along one of its axes: that at ``position`` among ``axes``."""
+    """A Resize along one of its axes, the one at ``position`` in ``axes``."""
 
     def __init__(self, op: Operation, x: Tensor, y: Tensor, axes: Sequence[int], position: int):
         self._op, self._x, self._y = op, x, y
@@ -75,7 +75,7 @@ class _Along:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the axis is known to stay as it is; with one scale for all axes its extent does not tell."""
+        """True if the axis is known not to change; with one scale for all axes its extent does not tell."""
         if self._keeps_ratio:
             return False
         if self._roi is not None:
@@ -91,7 +91,7 @@ class _Along:
         return not self._by_scale and known and same_dimension(*(shape.dims[self.axis] for shape in shapes if shape is not None))
 
     def matrix(self, transposed: bool) -> Tensor:
-        """The weights: A, ``[resized, extent]``, or A^T; each row or column of the identity matrix resized."""
+        """Return the weights, A ``[resized, extent]`` or A^T: each row or column of the identity matrix resized."""
         builder = self._x.builder
         if self._keeps_ratio:
             matrix = self._beside_the_deciding_axis()
@@ -109,10 +109,10 @@ class _Along:
         return builder.op("Squeeze", resized, builder.integers([0, 1]))
 
     def _beside_the_deciding_axis(self) -> Tensor:
-        """A^T where one scale goes for all axes, that of the one that ``sizes`` enlarges the least, or the most.
+        """Return A^T if one scale holds for all axes, that of the axis that ``sizes`` enlarges the least, or the most.
 
-        The rows of the identity matrix are channels of images whose height is this axis and whose width is that one, so that the
-        runtime finds the scale as it did; all columns are the same.
+        The rows of the identity matrix become channels of images with this axis as height and that axis as width, so that the
+        runtime finds the same scale; all columns are the same.
         """
         builder, policy = self._x.builder, self._op.attribute("keep_aspect_ratio_policy")
         targets = self._op.required(3)
@@ -129,7 +129,7 @@ class _Along:
         return builder.op("Squeeze", column, builder.integers([0]))
 
     def _region(self, place: int, axes: Sequence[int]) -> Tensor | None:
-        """The region of interest of data of which the axis ``place`` is this one: of its other ``axes`` all."""
+        """Return the region of interest for data with this axis at ``place``, and all of its other ``axes``."""
         if self._roi is None:
             return None
         builder, dtype = self._roi.builder, self._roi.dtype.numpy()
@@ -157,7 +157,7 @@ class _Along:
 
 
 def _apply_transposed(builder: Builder, dy: Tensor, along: _Along, rank: int) -> Tensor:
-    """Multiply by A^T along one axis: from the left for the last axis but one, else from the right."""
+    """Multiply by A^T along one axis: from the left for the second-to-last axis, otherwise from the right."""
     if along.axis == rank - 2:
         return builder.op("MatMul", along.matrix(transposed=True), dy)
     matrix = along.matrix(transposed=False)
@@ -174,7 +174,7 @@ def _attributes(op: Operation) -> dict[str, Any]:
 
 
 def _region(op: Operation, index: int) -> Tensor | None:
-    """The region of interest, where the coordinates go by it."""
+    """Return the region of interest, if the coordinates depend on it."""
     return op.optional(index) if op.attribute("coordinate_transformation_mode") == "tf_crop_and_resize" else None
 
 

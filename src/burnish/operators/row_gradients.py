@@ -1,7 +1,7 @@
-"""Gradients of a table that are kept as the rows that were read: which rows, and what is added to each.
+"""Sparse gradients of a table: the rows that were read, and the sum for each.
 
-The gradient of a table that Gather reads on axis 0 is zero in all rows but those. ``GatherGrad`` says it as a whole tensor;
-``parts_of`` takes such a gradient apart again, and ``coalesced`` adds up what came for the same row.
+The gradient of a table that Gather reads on axis 0 is zero in all other rows. ``GatherGrad`` gives it as a whole tensor;
+``parts_of`` splits such a gradient again, and ``coalesced`` adds up the parts of each row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burnish.operators.semantic import Operands, OutputType, SemanticOperator
 
 
 def _coalesced(operands: Operands) -> list[OutputType]:
-    """As many rows as there are different indices, which only a run tells."""
+    """One row per distinct index, a number known only at run time."""
     indices, rows = operands["indices"], operands["rows"]
     inner = [] if rows.shape is None else rows.shape.dims[1:]
     return [
@@ -29,7 +29,7 @@ def _coalesced(operands: Operands) -> list[OutputType]:
 
 
 def lower_coalesce_rows(op: Operation) -> tuple[Tensor, Tensor]:
-    """The rows of an index are added up in the order in which they come, as a dense gradient adds them: the bits are the same."""
+    """The rows of an index are added in their order, as in a dense gradient: the bits are the same."""
     indices, rows = op.required(0), op.required(1)
     builder = op.builder
     distinct, _, places = builder.op("Unique", indices, sorted=1, outputs=3)
@@ -43,15 +43,15 @@ def lower_coalesce_rows(op: Operation) -> tuple[Tensor, Tensor]:
 
 
 def parts_of(gradient: Tensor, table: ir.Value) -> list[tuple[Tensor, Tensor]] | str:
-    """Take the gradient of a table apart.
+    """Split the gradient of a table.
 
     Args:
-        gradient: of the table, as the reverse pass emits it.
-        table: what is differentiated.
+        gradient: the gradient of the table from the reverse pass.
+        table: the differentiated table.
 
     Returns:
-        For each Gather on axis 0 that reads the table its indices, of any shape, and the cotangent of what it read; or, where
-        something else than a Gather reads the table too, what that is.
+        For each Gather on axis 0 that reads the table, its indices, of any shape, and the cotangent of its output; or the
+        description of another reader, if there is one.
     """
     builder, parts, pending = gradient.builder, [], [gradient.value]
     while pending:
@@ -70,7 +70,7 @@ def parts_of(gradient: Tensor, table: ir.Value) -> list[tuple[Tensor, Tensor]] |
 
 
 def is_read_by_row(gradient: Tensor, table: ir.Value) -> bool:
-    """Whether a part of the gradient of a table comes from a Gather on axis 0."""
+    """True if a part of the gradient of a table comes from a Gather on axis 0."""
     pending = [gradient.value]
     while pending:
         node = pending.pop().producer()
@@ -82,12 +82,12 @@ def is_read_by_row(gradient: Tensor, table: ir.Value) -> bool:
 
 
 def coalesced(parts: Sequence[tuple[Tensor, Tensor]], table: Tensor, held: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """Emit the rows of a table that a gradient is of, each once, ascending, and the gradient of each.
+    """Emit the rows of a table that have a gradient, unique and ascending, and the gradient of each.
 
     Args:
-        parts: indices and cotangents, as ``parts_of`` gives them.
-        table: of a known shape.
-        held: rows that are left out.
+        parts: indices and cotangents from ``parts_of``.
+        table: a table of known shape.
+        held: rows to omit.
 
     Returns:
         Indices [n] of int64 and rows [n, ...] of the table's dtype.
@@ -118,13 +118,13 @@ def _adds_rows(node: ir.Node, table: ir.Value) -> bool:
 
 
 def _reader(node: ir.Node) -> str:
-    """The node of the model whose gradient a node computes."""
+    """Return the node of the model whose gradient a node computes."""
     return (source_of(node) or describe_node(node)).removeprefix("gradient of ")
 
 
 COALESCE_ROWS = SemanticOperator(
     "CoalesceRows", ("indices", "rows"), ("distinct", "sums"), _coalesced, constants=("distinct",), lowering=lower_coalesce_rows
 )
-"""Indices [n], not negative, and rows [n, ...] to the indices that differ, ascending, and the sum of the rows of each."""
+"""From indices [n], not negative, and rows [n, ...]: the distinct indices, ascending, and the sum of the rows of each."""
 
 OPERATORS = [COALESCE_ROWS]

@@ -1,8 +1,8 @@
-"""Reading images where a grid says: GridSample; and grids of affine maps: AffineGrid.
+"""Sampling of images at the points of a grid (GridSample), and grids of affine maps (AffineGrid).
 
-``GridSampleGrad(dy, x, grid) -> dx, dgrid`` is a semantic operator. Its lowering is the mathematics that ONNX Runtime and PyTorch
-compute, in any number of spatial dimensions. ``onnx.reference`` differs for cubic interpolation with border padding: it moves a
-point outside to the border, where the standard repeats the border's elements.
+``GridSampleGrad(dy, x, grid) -> dx, dgrid`` is a semantic operator. Its lowering follows ONNX Runtime and PyTorch, in any number
+of spatial dimensions. ``onnx.reference`` differs for cubic interpolation with border padding: it moves a point outside to the
+border, but the standard repeats the border's elements.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ INTERPOLATIONS = {
     "bicubic": CUBIC,
     "cubic": CUBIC,
 }
-"""By mode, under the names before opset 20 as well."""
+"""The interpolation by mode, including the mode names before opset 20."""
 
 
 def grid_sample(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """y = sum of w(grid) x over taps: dx adds w dy where was read, dgrid sums dy x times the slopes of w.
+    """y = sum of w(grid) x over taps: dx adds w dy at the taps, dgrid sums dy x times the slopes of w.
 
-    Where a coordinate changes nothing, as nearest does or what border padding has clipped, its gradient is zero.
+    If a coordinate changes nothing (mode nearest, or clipped by border padding), its gradient is zero.
     """
     x, grid = op.required(0), op.required(1)
     known_rank(op, x)
@@ -77,7 +77,7 @@ def lower_grid_sample_grad(op: Operation) -> tuple[Tensor | None, ...]:
         if interpolation.is_nearest:
             return dx, zeros_like(grid)
         by_tap = builder.op("ReduceSum", reading.values(rows) * received, builder.integers([2]), keepdims=0)
-        # The last coordinate of a point is along the first axis.
+        # The last coordinate of a point belongs to the first axis.
         columns = [
             builder.op("Unsqueeze", reading.moved(by_tap, axis) * coordinates[axis].slope, builder.integers([1]))
             for axis in reversed(range(axes))
@@ -87,7 +87,7 @@ def lower_grid_sample_grad(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 def _first_rows(images: Tensor, grid: Tensor) -> Tensor:
-    """The row that the image of each point begins at, int64 ``[M, 1]``."""
+    """Return the first row of the image of each point, int64 ``[M, 1]``."""
     builder, spatial = images.builder, count(images, 2)
     starts = builder.op("Unsqueeze", range_of(size_of(images, 0), builder) * spatial, builder.integers([1]))
     if grid.shape is not None:
@@ -103,7 +103,7 @@ class _Coordinate:
 
     Attributes:
         position: ``[M]``.
-        slope: its derivative by the grid's number, ``[M]`` or a scalar.
+        slope: its derivative for the grid's number, ``[M]`` or a scalar.
     """
 
     def __init__(self, op: Operation, images: Tensor, grid: Tensor, axis: int):
@@ -112,10 +112,10 @@ class _Coordinate:
         self._padding = op.attribute("padding_mode", "zeros")
         aligned, place = self._aligned, axis + 2
         self._last = of_extent(images, place, lambda size: size - 1, dtype)
-        # Where a reflection begins, and how far it is to the next: half an element outside, or at the outermost elements.
+        # The start of a reflection, and the distance to the next: half an element outside, or at the outermost elements.
         self._begin = 0.0 if aligned else -0.5
         span = of_extent(images, place, lambda size: size - 1 if aligned else size, dtype)
-        # Of a single element whose corners are aligned the span is zero, and so is every position.
+        # For a single element with aligned corners the span is zero, and so is every position.
         self._span = builder.op("Max", span, builder.scalar(1, dtype))
         scale = of_extent(images, place, lambda size: (size - 1) / 2 if aligned else size / 2, dtype)
         column = builder.scalar((images.rank or 0) - 3 - axis, ir.DataType.INT64)
@@ -123,7 +123,7 @@ class _Coordinate:
         self.position, self.slope = (numbers + 1) * scale + self._begin, scale
 
     def taps(self, interpolation: Interpolation) -> Taps:
-        """The taps around the points; padding moves the points, or for cubic interpolation the taps."""
+        """Return the taps around the points; padding moves the points, or for cubic interpolation the taps."""
         if self._padding == "zeros":
             return taps_around(self.position, interpolation, self._last, None)
         reflects = self._padding == "reflection"
@@ -139,11 +139,11 @@ class _Coordinate:
         return taps_around(self.position, interpolation, self._last, unchanged)
 
     def _reflected(self, positions: Tensor) -> Tensor:
-        """Positions mirrored at both ends until they lie between them."""
+        """Mirror positions at both ends until they are inside."""
         return self._span - positions.builder.op("Abs", self._from_the_turn(positions)) + self._begin
 
     def _from_the_turn(self, positions: Tensor) -> Tensor:
-        """How far it is, along a period of two spans, to the end where it turns back; negative behind that."""
+        """Return the distance, within a period of two spans, to the end where it turns back; negative after it."""
         builder = positions.builder
         behind = positions - self._begin
         periods = builder.op("Floor", behind / (self._span * 2))

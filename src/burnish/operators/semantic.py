@@ -1,11 +1,11 @@
-"""Semantic operators: what a graph says in one node of the domain ``burnish``, and standard ONNX in several.
+"""Semantic operators: one node of the domain ``burnish`` that equals several nodes of standard ONNX.
 
-Each is one object, declared in the file of its family. The object emits the node and gives its outputs their types; it knows the
-node again; and it holds what passes and engines ask about it. Nothing else spells its name::
+Each is one object, declared in the file of its family. The object emits the node, infers the types of its outputs, recognizes
+the node, and has the properties that passes and engines ask for. Its name is spelled nowhere else::
 
     RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"), lowering=lower_relu_grad)
 
-An engine with a kernel for it refers to the object too; for every other target its lowering takes its place.
+An engine with a kernel for it refers to the same object; for every other target it is lowered.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from burnish.graph.uses import operands_of
 from burnish.operators.registry import Operator, find_record, records
 
 ANY_NUMBER = "..."
-"""Ends the name of the last input or output where a node may have any number of them."""
+"""Suffix of the last input or output name if a node may have any number of them."""
 
 
 @dataclass(frozen=True)
 class OutputType:
-    """The dtype of an output, and its shape; None where not even its rank is known."""
+    """The dtype of an output, and its shape; None if not even its rank is known."""
 
     dtype: ir.DataType
     shape: ir.Shape | None
 
     @staticmethod
     def of(tensor: Tensor) -> OutputType:
-        """The dtype and shape of a tensor."""
+        """Return the dtype and shape of a tensor."""
         return OutputType(tensor.dtype, tensor.shape)
 
 
 class Operands:
-    """The operands and attributes of a node that is emitted, as inference sees them."""
+    """The operands and attributes of an emitted node, for inference."""
 
     def __init__(self, operator: SemanticOperator, tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]):
         self._names = operator.inputs
@@ -47,7 +47,7 @@ class Operands:
         self.attributes = attributes
 
     def __getitem__(self, name: str) -> Tensor:
-        """The operand of this name, which is there."""
+        """Return the operand of this name, which must be present."""
         tensor = self.tensors[self._names.index(name)]
         assert tensor is not None, name
         return tensor
@@ -57,19 +57,19 @@ Inference = Callable[[Operands], Sequence[OutputType]]
 
 
 def like(*names: str) -> Inference:
-    """Each output has the dtype and shape of the input of this name."""
+    """Return an inference: each output has the dtype and shape of the named input."""
     return lambda operands: [OutputType.of(operands[name]) for name in names]
 
 
 @dataclass(frozen=True, eq=False)
 class BurnishOperator(Operator):
-    """An operator of the domain ``burnish``: what semantic operators and those of engines have in common.
+    """An operator of the domain ``burnish``: the base of semantic operators and those of engines.
 
     Attributes:
-        inputs: their names, in order; the last may end in ``...``, for any number of them. A node may leave inputs out.
+        inputs: their names, in order; the last may end in ``...``, for any number of them. A node may omit inputs.
         outputs: their names, likewise.
         domain: ``burnish``.
-        shares_memory: output -> input in whose memory an engine may place it: being the same numbers, or a view of them.
+        shares_memory: output -> input that may share its memory in an engine: the same numbers, or a view of them.
     """
 
     inputs: tuple[str, ...]
@@ -78,7 +78,7 @@ class BurnishOperator(Operator):
     shares_memory: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __call__(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> Tensor:
-        """Emit a node that has one output, and return it; arguments as for ``emit``."""
+        """Emit a node with one output, and return it; arguments as for ``emit``."""
         (result,) = self.emit(*operands, builder=builder, **attributes)
         return result
 
@@ -88,10 +88,10 @@ class BurnishOperator(Operator):
         """Emit a node and return its outputs.
 
         Args:
-            operands: the inputs; None leaves one out.
-            builder: where to; that of the first operand by default.
-            like: what has the dtype and shape of the first output, where that is known.
-            attributes: of the node; those that are None are left out.
+            operands: the inputs; None omits one.
+            builder: emits the node; by default the builder of the first operand.
+            like: a tensor with the dtype and shape of the first output, if known.
+            attributes: the attributes of the node; None omits one.
         """
         return self._put(operands, builder, len(self.outputs), like, attributes)
 
@@ -111,13 +111,13 @@ class BurnishOperator(Operator):
 
 @dataclass(frozen=True, eq=False)
 class SemanticOperator(BurnishOperator):
-    """An operator of the domain ``burnish`` that is lowered to standard ONNX for a target without a kernel of it.
+    """An operator of the domain ``burnish`` that is lowered to standard ONNX for a target without a kernel for it.
 
     Attributes:
-        infer: gives the dtype and shape of each output of a node, from its operands and attributes.
-        constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
-        internal: outputs that its gradient alone reads, and takes no cotangents of: it is lowered before that is differentiated.
-        repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
+        infer: returns the dtype and shape of each output of a node, from its operands and attributes.
+        constants: outputs that count as constants in derivatives, such as a count, for any dtype.
+        internal: outputs that only its gradient reads, without cotangents: it is lowered before its gradient is differentiated.
+        repeatable: True if it may be recomputed instead of keeping its outputs; False for exchanges between workers.
     """
 
     infer: Inference
@@ -126,7 +126,7 @@ class SemanticOperator(BurnishOperator):
     repeatable: bool = True
 
     def emit(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> tuple[Tensor, ...]:
-        """Emit a node and return its outputs, of the dtypes and shapes that ``infer`` gives; arguments as for the base."""
+        """Emit a node and return its outputs, with the dtypes and shapes from ``infer``; arguments as for the base class."""
         types = self.infer(Operands(self, operands, attributes))
         results = self._put(operands, builder, len(types), None, attributes)
         for result, inferred in zip(results, types, strict=True):
@@ -139,7 +139,7 @@ class SemanticOperator(BurnishOperator):
         return results
 
     def shared_input(self, position: int) -> int | None:
-        """Which input the output at this position may share memory with; None for an output with memory of its own."""
+        """Return the index of the input that the output at this position may share memory with, or None."""
         output = self.outputs[min(position, len(self.outputs) - 1)]
         shared = self.shares_memory.get(output)
         if shared is None:
@@ -149,13 +149,13 @@ class SemanticOperator(BurnishOperator):
 
 
 def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
-    """Return the semantic operator that a node is of, or None for a node of another domain."""
+    """Return the semantic operator of a node, or None for a node of another domain."""
     record = find_record(node) if node is not None and node.domain == BURNISH_DOMAIN else None
     return record if isinstance(record, SemanticOperator) else None
 
 
 def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
-    """Give the outputs of a node that a derivative may go through: those of floating-point numbers, or of a dtype not known."""
+    """Yield the outputs of a node that a derivative may flow through: floating-point, or of unknown dtype."""
     operator = semantic_operator(node)
     for index, output in enumerate(node.outputs):
         is_constant = operator is not None and operator.constants and operator.outputs[index] in operator.constants
@@ -176,7 +176,7 @@ def semantic_operators() -> frozenset[str]:
 
 
 def reached_from(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return ``sources``, and the floating-point values that nodes, in their order, compute from them: these carry gradients."""
+    """Return ``sources``, and the floating-point values that nodes, in order, compute from them: these carry gradients."""
     reached = set(sources)
     for node in nodes:
         if any(value in reached for value in operands_of(node)):
@@ -185,7 +185,7 @@ def reached_from(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[i
 
 
 def needed_for(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return ``targets``, and what nodes, in their order, compute them from."""
+    """Return ``targets``, and the values that nodes, in order, compute them from."""
     needed = set(targets)
     for node in reversed(list(nodes)):
         if any(output in needed for output in differentiable_outputs(node)):

@@ -1,4 +1,4 @@
-"""Operators that change a tensor's shape or the order of its elements, and compute nothing."""
+"""Operators that change only a tensor's shape or the order of its elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from burnish.operators.positions import (
 from burnish.operators.registry import Operation, Operator, Precision
 
 LARGEST_EXTENT = 2**62
-"""Beyond what any tensor has along an axis."""
+"""Larger than the extent of any tensor."""
 
 
 def reshape(op: Operation, dy: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def expand(op: Operation, dy: Tensor) -> Tensor:
 
 
 def concat(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The parts of dy: one Split when every part is wanted, else a Slice for each that is."""
+    """The gradient of Concat, parts of dy: one Split if every part is needed, otherwise a Slice for each needed part."""
     axis = int(op.attribute("axis"))
     builder = op.builder
     parts = [op.required(index) for index in range(len(op.inputs))]
@@ -66,7 +66,7 @@ def concat(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def split(op: Operation, *cotangents: Tensor | None) -> Tensor:
-    """dy of every part, joined; zeros stand for a part that nothing depends on."""
+    """The gradient of Split: dy of every part, joined; zeros for a part that nothing depends on."""
     axis = int(op.attribute("axis", 0))
     present = [
         cotangent if cotangent is not None else zeros_like(part) for cotangent, part in zip(cotangents, op.outputs, strict=True)
@@ -75,7 +75,7 @@ def split(op: Operation, *cotangents: Tensor | None) -> Tensor:
 
 
 def slice_(op: Operation, dy: Tensor) -> Tensor:
-    """Zeros around dy, and between its elements where the step is not 1."""
+    """The gradient of Slice: zeros around dy, and between its elements if the step is not 1."""
     x, builder = op.input, op.builder
     starts = op.required(1)
     number = None if starts.shape is None else starts.dimension(0)
@@ -114,7 +114,7 @@ def slice_(op: Operation, dy: Tensor) -> Tensor:
 
 
 def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Constant mode: dy without the padding. Other modes copy elements of x: dy is added back where they came from."""
+    """The gradient of Pad. Constant mode: dy without the padding. Other modes copy elements of x: dy is added to these."""
     x, pads, axes, builder = op.input, op.required(1), op.optional(3), op.builder
     if op.attribute("mode", "constant") != "constant":
         positions = builder.op("Pad", flat_positions(x), pads, None, axes, mode=op.attribute("mode"))
@@ -163,13 +163,13 @@ def tile(op: Operation, dy: Tensor) -> Tensor:
 
 
 def space_to_depth(op: Operation, dy: Tensor) -> Tensor:
-    """DepthToSpace is its inverse, in either mode; before opset 28 there is one."""
+    """DepthToSpace is the inverse in either mode; before opset 28 there is only one mode."""
     mode = op.attribute("mode", "DCR")
     return op.builder.op("DepthToSpace", dy, blocksize=op.attribute("blocksize"), mode=mode, like=op.input)
 
 
 def depth_to_space(op: Operation, dy: Tensor) -> Tensor:
-    """SpaceToDepth puts the block before the channel; mode CRD has it after, so these two axes are exchanged."""
+    """SpaceToDepth puts the block before the channel; mode CRD has it after, so these two axes are swapped."""
     x, builder, block = op.input, op.builder, int(op.attribute("blocksize"))
     if op.attribute("mode", "DCR") == "DCR":
         return builder.op("SpaceToDepth", dy, blocksize=block, like=x)
@@ -183,13 +183,13 @@ def trilu(op: Operation, dy: Tensor) -> Tensor:
 
 
 def reverse_sequence(op: Operation, dy: Tensor) -> Tensor:
-    """Reversing twice is the identity."""
+    """The gradient of ReverseSequence: its own inverse."""
     axes = {name: op.attribute(name) for name in ("batch_axis", "time_axis")}
     return op.builder.op("ReverseSequence", dy, op.required(1), like=op.input, **axes)
 
 
 def _integers(tensor: Tensor | None, default: list[int] | None) -> list[int] | None:
-    """A constant vector as Python integers; ``default`` when the input is left out, None when it is known at run time."""
+    """Return a constant vector as Python integers; ``default`` if the input is omitted, None if known only at run time."""
     if tensor is None:
         return default
     array = tensor.array
@@ -215,7 +215,7 @@ def _slice_of(tensor: Tensor, axis: int, start: int | Tensor, end: int | Tensor,
 
 
 def _size(tensor: Tensor, axis: int, factor: int = 1) -> int | Callable[[], Tensor]:
-    """``factor`` times the extent along an axis, or what emits it."""
+    """Return ``factor`` times the extent along an axis, or a function that emits it."""
     known = tensor.dimension(axis)
     if known is not None:
         return known * factor
@@ -238,7 +238,7 @@ def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
 
 
 def _first(start: int, step: int, size: int, taken: int) -> int:
-    """The lowest position that a slice takes along an axis of extent ``size``; 0 where it takes none."""
+    """Return the lowest position that a slice takes along an axis of extent ``size``; 0 if it takes none."""
     if taken == 0:
         return 0
     start = start + size if start < 0 else start
@@ -268,7 +268,7 @@ def _pads_at_run_time(
 
 
 def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
-    """Its own adjoint: what was cropped is padded with zeros, and what was padded is cropped."""
+    """Its own adjoint: cropped parts are padded with zeros, and padding is cropped."""
     x, axes = op.required(0), op.attribute("axes")
     if axes is None:
         extents = op.builder.op("Shape", x)

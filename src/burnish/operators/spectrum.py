@@ -17,14 +17,14 @@ from burnish.operators.positions import extent, known_rank
 from burnish.operators.registry import Operation, Operator
 
 OPSET_OF_AXIS_INPUT = 20
-"""Since when the axis of DFT is an input."""
+"""The opset from which the axis of DFT is an input."""
 
 
 def dft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """Of N values that a transform reads, those beyond its input were zeros, and what lies beyond N was not read.
+    """The gradient of DFT over N values: an input shorter than N is padded with zeros, a longer one is cut to N.
 
-    Of a half of the spectrum (``onesided``), the other half has no cotangent. Where the half is what the inverse reads, all of it
-    but the constant and, of an even number, the highest frequency stand for two values each.
+    With ``onesided``, the other half of the spectrum has no cotangent. If the half is the input of the inverse, each entry stands
+    for two values, except the constant and, for even N, the highest frequency.
     """
     x, axis, given = op.input, _axis(op), op.optional(1)
     inverse, onesided = bool(op.attribute("inverse", 0)), bool(op.attribute("onesided", 0))
@@ -56,7 +56,7 @@ def _weights(op: Operation, length: Tensor, axis: int | Tensor) -> Tensor:
 
 
 def stft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The transforms of windowed frames: each frame is transformed back, and added where it was read.
+    """The gradient of STFT: each windowed frame is transformed back, and added at its position.
 
     Shapes: signal [batch, length, parts], dy [batch, frames, frequencies, 2], frames [batch, frames, frame length, parts].
     """
@@ -86,7 +86,7 @@ def _transform(x: Tensor, length: Tensor | None, axis: int | Tensor, **attribute
 
 
 def _axis(op: Operation) -> int | Tensor:
-    """The axis, or the scalar that is known when the graph runs."""
+    """Return the axis, or a scalar tensor if known only at run time."""
     if op.builder.opset < OPSET_OF_AXIS_INPUT:
         return int(op.attribute("axis", 1))
     given = op.optional(2)
@@ -96,7 +96,7 @@ def _axis(op: Operation) -> int | Tensor:
 
 
 def _extent(tensor: Tensor, axis: int | Tensor) -> Tensor:
-    """The extent along an axis, int64 [1]."""
+    """Return the extent along an axis, int64 [1]."""
     if isinstance(axis, int):
         return extent(tensor, axis)
     return tensor.builder.op("Gather", tensor.builder.op("Shape", tensor), _axes(tensor, axis))
@@ -108,7 +108,7 @@ def _axes(tensor: Tensor, axis: int | Tensor) -> Tensor:
 
 
 def _scalar(number: Tensor) -> Tensor:
-    """A number as an int64 scalar; a vector of one is accepted by runtimes too."""
+    """Return a number as an int64 scalar; runtimes also accept a vector of one."""
     builder = number.builder
     if number.array is not None and number.array.size == 1:
         return builder.constant(number.array.reshape(()).astype(np.int64))
@@ -121,7 +121,7 @@ def _number(tensor: Tensor, axis: int | Tensor) -> Tensor:
 
 
 def _parts_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """A complex tensor, or its real part where ``like`` is real; the shape is that of ``like`` or of frames of it."""
+    """Return a complex tensor, or its real part if ``like`` is real; the shape is that of ``like`` or of its frames."""
     if like.rank is not None and like.dimension(-1) == 2:
         return tensor
     builder = tensor.builder
@@ -129,7 +129,7 @@ def _parts_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
-    """The tensor, cut or filled up with zeros to the extent of ``like`` along ``axis``."""
+    """Return the tensor, cut or padded with zeros to the extent of ``like`` along ``axis``."""
     builder = tensor.builder
     axes, zero = _axes(tensor, axis), builder.integers([0])
     size, wanted = _extent(tensor, axis), _extent(like, axis)

@@ -1,4 +1,4 @@
-"""A recursion over the leading axis of tensors, as a standard ``Scan``."""
+"""Recursions over the leading axis of tensors, as a standard ``Scan``, and loops with a condition."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def scan(
     """Emit ``states, kept = step(inner, states, frames[t])`` for every t: in order, or with ``reverse`` from the last.
 
     Args:
-        builder: where the Scan goes.
-        step: emits one iteration with the builder that it is given; it may read tensors of the graph around it.
-        states: the states that the first iteration reads; each keeps its dtype and shape.
-        frames: what is read slice by slice along axis 0; all of one extent.
-        reverse: whether the last slice is read first. What is kept of slice t stands at t all the same.
-        name: what the names inside the body begin with: they must differ from those of the graph around it.
+        builder: emits the Scan.
+        step: emits one iteration with the builder it gets; it may read tensors of the outer graph.
+        states: the initial states; each keeps its dtype and shape.
+        frames: tensors read slice by slice along axis 0; all of one extent.
+        reverse: True to read the last slice first. Kept values of slice t are still at position t.
+        name: prefix of the names inside the body, which must differ from those of the outer graph.
 
     Returns:
-        The states after the last iteration; and what was kept of every slice, stacked along axis 0.
+        The states after the last iteration; and the kept values of every slice, stacked along axis 0.
     """
     body = ir.Graph([], [], nodes=[], name=f"{name}/step", opset_imports=dict(builder.graph.opset_imports))
     inner = Builder(body)
@@ -36,12 +36,12 @@ def scan(
     tensors = [inner.tensor(value) for value in body.inputs]
     following, rows = step(inner, tensors[: len(states)], tensors[len(states) :])
     for tensor in (*following, *rows):
-        # An output of a body is a value of its own: neither one of its inputs nor another output.
+        # Each output of a body must be a separate value: neither one of its inputs nor another output.
         taken = tensor.value.is_graph_input() or any(tensor.value is output for output in body.outputs)
         body.outputs.append(inner.op("Identity", tensor).value if taken else tensor.value)
     for index, value in enumerate(output for node in body for output in node.outputs):
         value.name = f"{name}/step{index}"
-    # The standard's reference evaluator scans forwards only, so what is read backwards is turned round.
+    # The standard's reference evaluator scans only forwards, so reversed inputs are flipped.
     ordered = [reversed_frames(frame) for frame in frames] if reverse else frames
     results = builder.op(
         "Scan", *states, *ordered, outputs=len(states) + len(rows), body=body, num_scan_inputs=len(frames), like=states[0]
@@ -76,12 +76,12 @@ def repeat_while(
     """Emit ``states, condition = step(inner, states)`` while the condition is true, as a standard ``Loop``.
 
     Args:
-        builder: where the Loop goes.
-        step: emits one iteration with the builder that it is given; it may read tensors of the graph around it.
-        states: the states that the first iteration reads; each keeps its dtype and shape.
-        condition: whether there is a first iteration, a scalar of bool.
+        builder: emits the Loop.
+        step: emits one iteration with the builder it gets; it may read tensors of the outer graph.
+        states: the initial states; each keeps its dtype and shape.
+        condition: a bool scalar, true if there is a first iteration.
         limit: the most iterations, an int64 scalar.
-        name: what the names inside the body begin with: they must differ from those of the graph around it.
+        name: prefix of the names inside the body, which must differ from those of the outer graph.
 
     Returns:
         The states after the last iteration.

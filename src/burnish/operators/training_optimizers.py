@@ -1,7 +1,7 @@
 """The optimizers of the standard: Adagrad, Adam and Momentum of ``ai.onnx.preview.training``, as standard operators.
 
-The formulas are those of the operators' specification, version 1. A node updates any number of tensors. Scalars are computed
-in float64 and cast to the dtype of each tensor: ``1 - 0.999 ** T`` has few correct digits in float32.
+The formulas follow the operators' specification, version 1. A node updates any number of tensors. Scalars are computed in
+float64 and cast to the dtype of each tensor: ``1 - 0.999 ** T`` has few correct digits in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def adagrad(op: Operation) -> Updated:
 def adam(op: Operation) -> Updated:
     """V' = alpha V + (1 - alpha) G, H' = beta H + (1 - beta) G², X' = (1 - post) (X - R' V' / (√H' + epsilon)).
 
-    R' = R √(1 - beta^T) / (1 - alpha^T) where T > 0, else R. G holds ``norm_coefficient`` X; post is ``norm_coefficient_post``.
+    R' = R √(1 - beta^T) / (1 - alpha^T) if T > 0, otherwise R. G includes ``norm_coefficient`` X; post is
+    ``norm_coefficient_post``.
     """
     builder, rate, count = op.builder, _scalar(op, 0), _scalar(op, 1)
     alpha, beta = _number(op, "alpha", 0.9), _number(op, "beta", 0.999)
@@ -70,7 +71,7 @@ def adam(op: Operation) -> Updated:
 
 
 def _tensors(op: Operation, kinds: int) -> list[tuple[Tensor, ...]]:
-    """The inputs after R and T by tensor that is updated: (X, G, V) of the first, of the second, and so on."""
+    """Return the inputs after R and T per updated tensor: (X, G, V) of the first, of the second, and so on."""
     inputs = len(op.inputs) - 2
     count = inputs // kinds
     if count < 1 or inputs % kinds:
@@ -81,7 +82,7 @@ def _tensors(op: Operation, kinds: int) -> list[tuple[Tensor, ...]]:
 
 
 def _number(op: Operation, name: str, default: float = 0.0) -> float:
-    """A coefficient as a file holds it, in float32: one that is left out is the same as its default written out."""
+    """Return a coefficient as stored in a file, in float32: an omitted one equals its default written out."""
     return float(np.float32(op.attribute(name, default)))
 
 
@@ -91,7 +92,7 @@ def _regularized(op: Operation, x: Tensor, g: Tensor) -> Tensor:
 
 
 def _scalar(op: Operation, index: int) -> Tensor:
-    """A scalar input of an optimizer in float64. Exporters write a rate of shape [1] too."""
+    """Return a scalar input of an optimizer in float64. Exporters also write a rate of shape [1]."""
     scalar = op.required(index)
     if scalar.rank != 0:
         scalar = op.builder.op("Reshape", scalar, op.builder.integers([]))
@@ -99,7 +100,7 @@ def _scalar(op: Operation, index: int) -> Tensor:
 
 
 def _power(base: float, count: Tensor) -> Tensor:
-    """base ** count; where that is 0, base: what divides by 1 - base ** 0 is not selected, and stays finite."""
+    """base ** count, but base for a count of 0, so that the unselected division by 1 - base ** 0 stays finite."""
     builder = count.builder
     return builder.op("Pow", builder.scalar(base, count), builder.op("Max", count, 1.0))
 

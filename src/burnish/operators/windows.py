@@ -1,4 +1,4 @@
-"""The windows of a convolution or a pool: what a node says of them, with nothing left to a default."""
+"""The windows of a convolution or pool, with all defaults filled in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Windows:
         """Read the attributes of a node, or of a semantic gradient operator, without ``auto_pad``.
 
         Raises:
-            GradientError: the node leaves ``kernel_shape`` to its weight, whose shape is not known.
+            GradientError: the node has no ``kernel_shape`` and a weight of unknown shape.
         """
         kernel = tuple(op.attribute("kernel_shape") or _kernel_of_weight(op))
         rank = len(kernel)
@@ -38,7 +38,7 @@ class Windows:
         """Read a node over the data of its first input; ``auto_pad`` becomes explicit pads.
 
         Raises:
-            GradientError: ``auto_pad`` needs a spatial size that is not known, or the kernel's size is not.
+            GradientError: ``auto_pad`` needs an unknown spatial size, or the kernel's size is unknown.
         """
         windows = Windows.declared(op)
         auto_pad, rank = op.attribute("auto_pad", "NOTSET"), windows.rank
@@ -55,15 +55,15 @@ class Windows:
         return len(self.kernel_shape)
 
     def span(self, axis: int) -> int:
-        """How many positions a window reaches over along an axis, from its first to its last element."""
+        """Return the number of positions from the first to the last element of a window along an axis."""
         return (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
 
     def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Windows:
-        """The same windows with other pads."""
+        """Return the same windows with other pads."""
         return Windows(self.kernel_shape, self.strides, self.dilations, begin, end)
 
     def attributes(self) -> dict[str, Any]:
-        """The attributes that say the same on a node."""
+        """Return the node attributes of these windows."""
         return {
             "kernel_shape": self.kernel_shape,
             "strides": self.strides,
