@@ -1,4 +1,4 @@
-"""Models with adapters, and the files that adapters have apart from them: for ONNX Runtime, for JavaScript, for PEFT."""
+"""Export of models with adapters, and of adapters as separate files for ONNX Runtime, JavaScript and PEFT."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from burnish.graph.uses import remove_unread, replace_uses
 from burnish.settings import suggestion
 
 FORMS = ("merged", "kept", "apart", "inputs", "peft")
-"""What an export may do with adapters; ``Session.export`` says what each is."""
+"""Forms of adapters in an export; see ``Session.export``."""
 ONNX_ADAPTER = ".onnx_adapter"
-"""The suffix of ONNX Runtime's files of adapters."""
+"""Suffix of ONNX Runtime's adapter files."""
 
 
 def check_form(form: str, metadata: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a form of adapters that there is not, or one of a model that has none."""
+    """Raise ConfigurationError for an unknown form, or for a form with adapters if the model has none."""
     if form not in FORMS:
         raise ConfigurationError(f"adapters={form!r}{suggestion(str(form), FORMS)}: choose among {', '.join(map(repr, FORMS))}")
     if form != "merged" and not read_adapters(metadata):
@@ -38,23 +38,22 @@ def check_form(form: str, metadata: Mapping[str, str]) -> None:
 
 
 def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str, names: Names = None) -> Path:
-    """Write a model whose adapters are initializers, in one of the forms; ``merged`` are already, and there are none left.
+    """Write a model with adapters as initializers, in one of the forms; for ``merged`` they are merged already.
 
     Args:
         model: the model; changed.
-        path: the ``.onnx`` file; of ``peft`` the folder.
-        form: ``kept`` writes it as it is. ``apart`` makes adapters optional inputs, which an ``.onnx_adapter`` beside the file
-            gives to ONNX Runtime (``RunOptions.add_active_adapter``); without one the model computes what it did without
-            adapters. ``inputs`` makes them required inputs, with their values in a ``.safetensors`` beside the file. ``peft``
-            writes them for PEFT, without the model.
-        names: of ``peft``, as ``write_peft`` takes them.
+        path: the ``.onnx`` file; for ``peft`` the folder.
+        form: ``kept`` writes the model as it is. ``apart`` makes adapters optional inputs, for an ``.onnx_adapter`` next to the
+            file that ONNX Runtime activates (``RunOptions.add_active_adapter``); by default they have no effect. ``inputs`` makes
+            them required inputs, with values in a ``.safetensors``. ``peft`` writes only the adapters, for PEFT.
+        names: names for ``peft``; see ``write_peft``.
 
     Returns:
         The path.
 
     Raises:
         CheckpointError: a file cannot be written.
-        ConfigurationError: of ``peft``, what ``write_peft`` raises.
+        ConfigurationError: see ``write_peft``.
     """
     if form in ("merged", "kept"):
         return save_inference(model, path)
@@ -71,14 +70,13 @@ def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str,
 
 
 def as_inputs(model: ir.Model, is_optional: bool) -> dict[str, np.ndarray]:
-    """Make the adapters of a model inputs, in place, of any rank; return their values.
+    """Make a model's adapters inputs of any rank, in place, and return their values.
 
-    The scaling goes into B, so that adapters of other ranks and alphas fit the same model.
+    The scaling is multiplied into B, so adapters of other ranks and alphas fit the same model.
 
     Args:
-        model: with adapters as initializers.
-        is_optional: an input has a default, of the least rank, with which the model computes what it does without adapters; else
-            it is required.
+        model: model with adapters as initializers.
+        is_optional: True for inputs with a default of the smallest rank that has no effect.
     """
     adapters, graph = read_adapters(model.metadata_props), model.graph
     arrays: dict[str, np.ndarray] = {}
@@ -109,7 +107,7 @@ def as_inputs(model: ir.Model, is_optional: bool) -> dict[str, np.ndarray]:
 
 
 def write_onnx_adapter(arrays: Mapping[str, np.ndarray], path: Path) -> Path:
-    """Write arrays as a file of adapters that ONNX Runtime reads, whole or not at all.
+    """Write arrays as an adapter file for ONNX Runtime, atomically.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -127,7 +125,7 @@ def write_onnx_adapter(arrays: Mapping[str, np.ndarray], path: Path) -> Path:
 
 
 def _drop_scaling(graph: ir.Graph, b: ir.Value) -> None:
-    """Let what reads a scaled B read B itself."""
+    """Make the readers of a scaled B read B itself."""
     for node, _ in tuple(b.uses()):
         if node.domain == "" and node.op_type == "Mul":
             replace_uses(node.outputs[0], b)
@@ -135,7 +133,7 @@ def _drop_scaling(graph: ir.Graph, b: ir.Value) -> None:
 
 
 def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
-    """Leave the rank of A or B open, and that of what is computed with A."""
+    """Make the rank of A or B symbolic, also in values computed from A."""
     axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
     shape = value.shape
     assert shape is not None
@@ -146,7 +144,7 @@ def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
 
 
 def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
-    """What leaves a model as it is without its adapter."""
+    """Return values of an adapter's part that have no effect."""
     if part in "AB":
         axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
         rank = _groups(model, adapter) if part == "A" else 1
@@ -155,7 +153,7 @@ def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) ->
 
 
 def _groups(model: ir.Model, adapter: Adapter) -> int:
-    """The groups of the Conv of an adapter, each of which reads a part of the rank; else 1."""
+    """Return the groups of an adapter's Conv, each of which reads a part of the rank; else 1."""
     outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
     product = next((output for output in outputs if output.name == adapter.product), None)
     node = None if product is None else product.producer()

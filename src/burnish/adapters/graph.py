@@ -23,7 +23,7 @@ class Adapters:
     """The adapters of a model.
 
     Attributes:
-        adapters: in the order of the graph.
+        adapters: in graph order.
         also_trained: other initializers that train by default, such as those of a new head.
         names: names in the PyTorch module, by initializer, if they differ.
     """

@@ -1,8 +1,8 @@
-"""Products of integers that adapters can stand beside: MatMulInteger and ConvInteger become products of the numbers they mean.
+"""Integer products with adapters: MatMulInteger and ConvInteger are rewritten in floating point.
 
-ONNX Runtime's dynamic quantization writes a product as ``DynamicQuantizeLinear``, ``MatMulInteger``, ``Cast`` and ``Mul`` by
-the scales of both factors. The same numbers come from DequantizeLinear of both factors and MatMul, which an adapter reads and a
-merge replaces. A product that has no adapter keeps its integers.
+ONNX Runtime's dynamic quantization writes a product as ``DynamicQuantizeLinear``, ``MatMulInteger``, ``Cast`` and ``Mul`` by both
+scales. DequantizeLinear of both factors and MatMul give the same numbers, and an adapter can be added to them and merged.
+Products without an adapter stay integer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of integers, with what makes numbers of it.
+    """A product of integers with its rescaling.
 
     Attributes:
         node: MatMulInteger or ConvInteger.
-        last: the Mul that gives the numbers.
-        scale: of the activation.
-        weight_scale: one number, or one for each output.
+        last: the Mul that computes the floating-point result.
+        scale: scale of the activation.
+        weight_scale: scale of the weight, one number or one per output.
     """
 
     node: ir.Node
@@ -38,11 +38,11 @@ class _Product:
 
 
 def write_integer_products(model: ir.Model, outputs: Callable[[ir.Model], Iterable[str]]) -> None:
-    """Write products of integers as products of numbers, in place, as far as adapters are to stand beside them.
+    """Rewrite the integer products that get adapters in floating point, in place.
 
     Args:
         model: a canonical model.
-        outputs: gives the names of the values beside which adapters are to stand, of a copy in which all are written so.
+        outputs: returns the names of values that get adapters, given a copy in which all products are rewritten.
     """
     if next(_products(model.graph), None) is None:
         return
@@ -78,14 +78,14 @@ def _write(graph: ir.Graph, products: Collection[_Product]) -> None:
 
 
 def _scalar(number: Tensor | None) -> Tensor | None:
-    """A number of one element without axes."""
+    """Return a one-element tensor as a scalar."""
     if number is None or not number.rank:
         return number
     return number.builder.op("Reshape", number, number.builder.integers([]))
 
 
 def _zero_like(zero: Tensor | None, scales: np.ndarray) -> Tensor | None:
-    """A zero point in the shape of the scales, as DequantizeLinear needs it."""
+    """Return a zero point in the shape of the scales, as DequantizeLinear requires."""
     array = None if zero is None else zero.array
     if zero is None or array is None or not array.any():
         return None
@@ -109,7 +109,7 @@ def _product(node: ir.Node) -> _Product | None:
         return None
     if integers.ndim < 2 or (node.op_type == "MatMulInteger" and integers.ndim != 2) or (of_weight is not None and zeros is None):
         return None
-    width = integers.shape[-1 if node.op_type == "MatMulInteger" else 0]  # of the outputs
+    width = integers.shape[-1 if node.op_type == "MatMulInteger" else 0]  # number of outputs
     value, last, factors, has_scale = cast.outputs[0], cast, None, False
     while factors is None or not has_scale:
         mul = only_user(value, "Mul")
@@ -125,7 +125,7 @@ def _product(node: ir.Node) -> _Product | None:
 
 
 def _grid(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-    """Scale and zero point of an activation that was quantized; None twice for other integers."""
+    """Return scale and zero point of a quantized activation; None for other integers."""
     node = producer_of(value, "DynamicQuantizeLinear", "QuantizeLinear")
     if node is None:
         return None, None
@@ -137,7 +137,7 @@ def _grid(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
 
 
 def _factors(value: ir.Value, scale: ir.Value) -> tuple[np.ndarray | None, bool] | None:
-    """The constant in a product of scales, and whether the activation's is in it; None where anything else is."""
+    """Return the constant in a product of scales, and True if the activation's scale is in it; None for other products."""
     constant: np.ndarray | None = None
     has_scale = False
     pending = [value]

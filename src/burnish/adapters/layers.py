@@ -1,4 +1,4 @@
-"""Which layers of a model can be adapted, what they are called, and why others cannot."""
+"""Layers that can be adapted, with their names, and reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Layer:
-    """A node with a weight that an adapter can stand beside.
+    """A node with a weight that can have an adapter.
 
     Attributes:
         node: ``MatMul``, ``Gemm``, ``Conv`` or ``Gather``.
-        name: of the module that the layer is, as far as names and the notes of exporters tell.
-        weight: what the node reads: [inputs, outputs], for a Gemm with transB [outputs, inputs], for Conv
-            [outputs, inputs / groups, *kernel], for Gather [rows, outputs].
-        source: the initializer that it is, or that holds the integers that it is dequantized from.
-        inputs, outputs: extents of one sample; for Gather rows and columns.
+        name: name of its module, as far as names and exporters' metadata tell.
+        weight: the weight that the node reads: [inputs, outputs]; [outputs, inputs] for a Gemm with transB; [outputs, inputs /
+            groups, *kernel] for Conv; [rows, outputs] for Gather.
+        source: its initializer, perhaps with quantized integers.
+        inputs, outputs: extents of one sample; rows and columns for Gather.
     """
 
     node: ir.Node
@@ -44,39 +44,39 @@ class Layer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a pattern may call it: the layer, its node, its weight; with and without what builders of models append."""
+        """Names that patterns may match: of layer, node and weight, with and without suffixes of model builders."""
         return (self.name, f"{self.name}.weight", *further_names(self.node, self.source, self.name))
 
     @property
     def groups(self) -> int:
-        """The groups of a Conv; else 1."""
+        """Groups of a Conv; else 1."""
         return int(attribute_value(self.node, "group", 1)) if self.node.op_type == "Conv" else 1
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The spatial extents of a Conv's weight."""
+        """Spatial extents of a Conv's weight."""
         shape = static_shape(self.weight)
         assert shape is not None
         return shape[2:] if self.node.op_type == "Conv" else ()
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weight that counts the outputs."""
+        """Axis of outputs in the weight."""
         return output_axis(self.node)
 
     @property
     def factor(self) -> float:
-        """What a Gemm multiplies its product by; else 1."""
+        """alpha of a Gemm; else 1."""
         return float(attribute_value(self.node, "alpha", 1.0)) if self.node.op_type == "Gemm" else 1.0
 
     @property
     def dtype(self) -> ir.DataType:
-        """That of the weight as the node reads it, which is its adapter's."""
+        """Dtype of the weight that the node reads, and of its adapter."""
         assert self.weight.dtype is not None
         return self.weight.dtype
 
     def array(self, opset: int) -> np.ndarray:
-        """Return the weight as the node reads it.
+        """Return the weight that the node reads.
 
         Raises:
             ConfigurationError: it cannot be computed.
@@ -91,7 +91,7 @@ class Layer:
 
 
 def find_layers(graph: ir.Graph) -> tuple[list[Layer], dict[ir.Node, str]]:
-    """Return the layers of a canonical model, in bodies too, and for the other nodes of these operators why they are none."""
+    """Return the adaptable layers of a canonical model, also in bodies, and reasons why similar nodes are not."""
     layers: list[Layer] = []
     refused: dict[ir.Node, str] = {}
     for node in graph.all_nodes():
@@ -110,10 +110,10 @@ def find_layers(graph: ir.Graph) -> tuple[list[Layer], dict[ir.Node, str]]:
 
 
 def select(graph: ir.Graph, patterns: str | Sequence[str], option: str) -> list[Layer]:
-    """Return the layers that a pattern matches, by the name of layer, node or initializer, in the order of the graph.
+    """Return the layers that match a pattern by the name of layer, node or initializer, in graph order.
 
     Raises:
-        ConfigurationError: a pattern matches nothing, or only what cannot be adapted, with the reason.
+        ConfigurationError: a pattern matches nothing, or only nodes that cannot be adapted.
     """
     checked = [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Sequence) else []
     if not checked or not all(isinstance(pattern, str) for pattern in checked):
@@ -124,7 +124,7 @@ def select(graph: ir.Graph, patterns: str | Sequence[str], option: str) -> list[
 
 
 def _named(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: dict[ir.Node, str], option: str) -> list[Layer]:
-    """The layers that a pattern matches; a name means the layer that is called so before those that are also called so."""
+    """Return the layers that match a pattern; a layer's own name takes precedence over its other names."""
     own = [layer for layer in layers if pattern in (layer.name, f"{layer.name}.weight")]
     matched = own or [layer for layer in layers if _matches(layer.names, pattern)]
     if not matched:
@@ -137,7 +137,7 @@ def _named(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: dict
 
 
 def added_bias(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """Return the Add of a bias after a MatMul, and the bias [outputs]; None where no such node alone reads the product."""
+    """Return the Add of a bias after a MatMul, and the bias [outputs]; None unless it is the product's only reader."""
     add = only_user(node.outputs[0], "Add") if node.op_type == "MatMul" else None
     if add is None:
         return None
@@ -153,7 +153,7 @@ def _matches(names: Sequence[str], pattern: str) -> bool:
 
 
 def _layer(node: ir.Node) -> Layer | str:
-    """The layer that a node is, or why it is none."""
+    """Return the layer at a node, or the reason why it is not adaptable."""
     place = 0 if node.op_type == "Gather" else 1
     weight = node.inputs[place]
     assert weight is not None
@@ -176,7 +176,7 @@ def _layer(node: ir.Node) -> Layer | str:
 
 
 def _source(weight: ir.Value) -> ir.Value | str:
-    """The initializer that a weight is or is dequantized from, or why it is no weight of its own."""
+    """Return the initializer of a weight, perhaps before dequantization, or the reason why there is none."""
     leaves: dict[ir.Value, None] = {}
     between: set[str] = set()
     pending, seen = [weight], set()
@@ -206,9 +206,9 @@ def _source(weight: ir.Value) -> ir.Value | str:
 
 
 def _named_apart(layers: list[Layer]) -> list[Layer]:
-    """Give each layer a name of its own, the plain one where no other has it, unless layers read the same weight alike.
+    """Give each layer a unique name, plain if possible; layers that use a weight in the same way share a name.
 
-    A weight that two layers share is called after one of them, which keeps the name.
+    A weight shared by two layers is usually named after one of them, which keeps the name.
     """
     keys = {layer.node: (layer.source, layer.node.op_type == "Gather", layer.name) for layer in layers}
     plain = Counter(plain_name(layer.name) for layer in {keys[layer.node]: layer for layer in layers}.values())
@@ -250,7 +250,7 @@ def _no_match(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: d
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """Which names a pattern may have meant: those that end in it, or come near."""
+    """Return a hint on similar names."""
     ending = [name for name in names if name.endswith(f".{pattern}")]
     if len(ending) > 1:
         return f" (did you mean '*.{pattern}', which matches {len(ending)}, such as '{ending[0]}'?)"

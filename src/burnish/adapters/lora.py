@@ -1,4 +1,4 @@
-"""Adapters put beside the layers of a model: LoRA, DoRA and (IA)³."""
+"""Insertion of adapters into a model: LoRA, DoRA and (IA)³."""
 
 from __future__ import annotations
 
@@ -36,42 +36,41 @@ def lora(
     also_trained: str | Sequence[str] = (),
     seed: int = 0,
 ) -> ir.Model:
-    """Return a model with adapters beside some of its layers; ``burnish.compile`` then trains these alone.
+    """Return a model with adapters on some of its layers, which are then all that ``burnish.compile`` trains.
 
-    With a weight W of n outputs and m inputs, s = ``alpha / rank``:
+    For a weight W of n outputs and m inputs, and s = ``alpha / rank``:
 
     - ``lora`` (Hu et al. 2021): x W + s (x A) B, with A [m, rank] and B [rank, n].
-    - ``dora`` (Liu et al. 2024): the same with the columns of W + s A B brought to lengths of their own, ``magnitude`` [n]. Their
-      present lengths count as constants in the backward pass (section 4.3).
-    - ``ia3`` (Liu et al. 2022): what the layer gives, its bias included, times ``scale`` [n]; what it reads times ``scale`` [m]
-      where ``feedforward`` matches.
+    - ``dora`` (Liu et al. 2024): the same with the columns of W + s A B scaled to the lengths ``magnitude`` [n]. Their current
+      lengths are constants in the backward pass (section 4.3).
+    - ``ia3`` (Liu et al. 2022): the layer's output, with its bias, times ``scale`` [n]; or its input times ``scale`` [m] if
+      ``feedforward`` matches.
 
-    Layers are ``MatMul``, ``Gemm``, ``Conv`` and ``Gather`` (an embedding) whose weight is an initializer, or integers that the
-    model dequantizes (``DequantizeLinear``, ``MatMulNBits``) or multiplies by integers (``MatMulInteger``, ``ConvInteger``), as
-    in QLoRA. The model computes what it did before until a step was
-    taken: A is uniform in ``±1/√m``, for Conv m with the kernel, as PyTorch's ``kaiming_uniform_(a=√5)``, and B is zero; of an
-    embedding A is zero and B standard normal; magnitudes are the lengths, scales one.
+    Layers are ``MatMul``, ``Gemm``, ``Conv`` and ``Gather`` (an embedding) whose weight is an initializer, or integers that are
+    dequantized (``DequantizeLinear``, ``MatMulNBits``) or multiplied as integers (``MatMulInteger``, ``ConvInteger``), as in
+    QLoRA. Outputs are unchanged at first: A is uniform in ``±1/√m`` (for Conv m includes the kernel), as PyTorch's
+    ``kaiming_uniform_(a=√5)``, and B is zero; for embeddings A is zero and B standard normal; magnitudes are the lengths, and
+    scales are 1.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        patterns: names or shell-style patterns of layers (``encoder.0.query`` for ``encoder.0.query.weight``), of nodes or of
-            initializers. None: every ``MatMul``, ``Gemm`` and ``Conv`` that can be adapted, as far as its weight does not train.
-        rank: of A and B; an ``ia3`` has none.
-        alpha: None is ``rank``, a scaling of 1.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        patterns: names or shell-style patterns of layers (``encoder.0.query`` for ``encoder.0.query.weight``), nodes or
+            initializers. None: every adaptable ``MatMul``, ``Gemm`` and ``Conv`` whose weight is not trained.
+        rank: rank of A and B; not for ``ia3``.
+        alpha: numerator of the scaling; ``rank`` by default.
         variant: ``lora``, ``dora`` or ``ia3``.
-        dropout: the share of the inputs of A that training drops; not for embeddings, which have none.
-        rslora: divide alpha by √rank and not by rank (Kalajdzievski 2023).
-        feedforward: patterns of those layers whose inputs an ``ia3`` scales.
-        also_trained: names or patterns of initializers that train beside the adapters, such as those of a new head. They are
-            kept with the adapters wherever these are.
-        seed: of A, and of B of embeddings.
+        dropout: dropout rate of the inputs of A in training; not for embeddings.
+        rslora: True to divide alpha by √rank instead of rank (Kalajdzievski 2023).
+        feedforward: patterns of layers whose inputs ``ia3`` scales.
+        also_trained: names or patterns of initializers to train and store with the adapters, such as those of a new head.
+        seed: seed of A, and of B for embeddings.
 
     Returns:
-        A canonical model, whose metadata names the adapters. ``docs/adapters.md`` says what becomes of them.
+        A canonical model, with the adapters in its metadata. See ``docs/adapters.md``.
 
     Raises:
-        ConfigurationError: a pattern matches nothing, or what cannot be adapted; an option that does not fit; or a layer that has
-            an adapter.
+        ConfigurationError: a pattern matches nothing or something that cannot be adapted, an option does not fit, or a layer
+            already has an adapter.
         ModelError: the source is not a valid ONNX model.
     """
     options = _options(rank, alpha, variant, dropout, rslora, feedforward)
@@ -99,16 +98,16 @@ def lora(
 def adapted(
     model: ir.Model, layers: Mapping[Layer, Mapping[str, object]], also_trained: Sequence[str] = (), seed: int = 0
 ) -> ir.Model:
-    """Put adapters beside layers of a canonical model, in place.
+    """Add adapters to layers of a canonical model, in place.
 
     Args:
         model: the model.
-        layers: with ``rank``, ``alpha``, ``variant``, ``dropout``, ``rslora`` and ``feedforward`` of each.
-        also_trained: initializers that train beside them.
-        seed: of what is drawn.
+        layers: layers with their ``rank``, ``alpha``, ``variant``, ``dropout``, ``rslora`` and ``feedforward``.
+        also_trained: other initializers to train.
+        seed: seed of the initialization.
 
     Raises:
-        ConfigurationError: a layer has an adapter, or cannot have this one.
+        ConfigurationError: a layer already has an adapter, or cannot have this one.
     """
     present = read_adapters(model.metadata_props)
     products = {adapter.product for adapter in present.adapters}
@@ -158,7 +157,7 @@ def _options(
 
 
 def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
-    """The layers that are adapted where none is named."""
+    """Return the layers to adapt by default."""
     layers, refused = find_layers(model.graph)
     chosen = [layer for layer in layers if layer.node.op_type != "Gather" and layer.source.name not in others]
     unknown = [layer for layer in chosen if layer.node.graph is not model.graph and _reads_unknown(layer)]
@@ -175,10 +174,10 @@ def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
 
 
 def matching_weights(model: ir.Model, patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the weights that patterns match, each of which matches one.
+    """Return the weights that match patterns.
 
     Raises:
-        ConfigurationError: one matches none.
+        ConfigurationError: a pattern matches none.
     """
     kinds = classify_initializers(model)
     weights = [name for name, kind in kinds.items() if kind in (InitializerKind.WEIGHT, InitializerKind.BUFFER)]
@@ -209,11 +208,11 @@ def _placed(
     options: Mapping[str, object],
     drawn: dict[str, dict[str, ir.Value]],
 ) -> Adapter:
-    """Put an adapter beside a layer; nodes that share a layer's name share its parameters."""
+    """Add an adapter to a layer; nodes with one layer name share its parameters."""
     graph, node, variant = model.graph, layer.node, VARIANTS[str(options["variant"])]
     place = node.graph
     assert isinstance(place, ir.Graph)
-    place.opset_imports.update(graph.opset_imports)  # of a branch or a loop body
+    place.opset_imports.update(graph.opset_imports)  # for branches and loop bodies
     _check_fits(layer, options)
     parameters = drawn.get(layer.name)
     if parameters is None:
@@ -259,7 +258,7 @@ def _standing_in(
     result: ir.Value,
     readers: Sequence[tuple[ir.Node, int]],
 ) -> Adapter:
-    """Let a value stand where the output of a layer stood, and have its name."""
+    """Replace the output of a layer by another value, which takes over its name."""
     name = base_output.name or ""
     for reader, index in readers:
         reader.replace_input_with(index, result)
@@ -274,7 +273,7 @@ def _standing_in(
 
 
 def _with_scaled_input(graph: ir.Graph, names: Names, adapter: Adapter, layer: Layer, scale: ir.Value) -> Adapter:
-    """Let a node read its input times a scale; its output stays what it is."""
+    """Scale the input of a node; its output keeps its name."""
     builder, node = Builder(graph, before=layer.node), layer.node
     read = node.inputs[0]
     assert read is not None
@@ -298,5 +297,5 @@ def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
 
 
 def _reads_unknown(layer: Layer) -> bool:
-    """Whether a MatMul reads a value of unknown shape."""
+    """True if a MatMul reads a value of unknown shape."""
     return layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None

@@ -1,9 +1,9 @@
-"""Adapters in one file without a configuration: LoRA and LoHa as kohya's scripts, LyCORIS and diffusers write them.
+"""Adapter files without a configuration: LoRA and LoHa of kohya's scripts, LyCORIS and diffusers.
 
 Sources of names and layouts: kohya-ss ``networks/lora.py`` (``lora_unet_...lora_down.weight``, ``.alpha``), LyCORIS 3
 ``modules/loha.py`` and ``modules/locon.py``, diffusers 0.35 ``loaders/lora_conversion_utils.py`` and ``lora_base.py``
-(``unet.<module>.lora_A.weight``, ``<module>.processor.to_q_lora.down.weight``, ``<module>.lora_linear_layer.down.weight``).
-One file may hold the adapters of several models: of a denoiser and of its text encoders.
+(``unet.<module>.lora_A.weight``, ``<module>.processor.to_q_lora.down.weight``, ``<module>.lora_linear_layer.down.weight``). One
+file may hold adapters of several models, such as a denoiser and its text encoders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from burnish.files.state_file import read_state_file
 from burnish.untrusted_files import UNREADABLE, read_json
 
 NOTES = "lora_adapter_metadata"
-"""The entry of a file's header in which diffusers keeps the settings of PEFT."""
+"""Header entry with PEFT settings, written by diffusers."""
 LARGEST_RANK = 4096
 _KOHYA = re.compile(r"(?P<component>lora_(?:prior_)?[a-z]+\d*|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)")
 _COMPONENT = re.compile(r"(?P<component>unet|transformer(?:_\d)?|text_encoder(?:_\d)?|prior|diffusion_model)\.(?P<module>.+)")
@@ -55,19 +55,19 @@ _OUTSIDE = {
 
 
 def read_lora_file(path: Path) -> dict[str, PeftAdapters]:
-    """Read a file of adapters.
+    """Read an adapter file.
 
     Args:
         path: the ``.safetensors``.
 
     Returns:
-        Component, such as ``lora_unet``, ``text_encoder`` or an empty name -> its adapters, called as in the file without the
-        component, in PEFT's layouts. Those of kohya have ``_`` for each ``.``. A LoHa of rank r is the LoRA of rank r² that
-        computes the same; a convolution with a core (``lora_mid``) is one with a larger A.
+        Component, such as ``lora_unet``, ``text_encoder`` or an empty name -> its adapters, named as in the file without the
+            component, in PEFT's layouts. kohya's names have ``_`` for ``.``. A LoHa of rank r becomes the equal LoRA of rank r²;
+            a convolution's core (``lora_mid``) is multiplied into A.
 
     Raises:
-        CheckpointError: it is missing or damaged.
-        ConfigurationError: adapters of another kind.
+        CheckpointError: the file is missing or damaged.
+        ConfigurationError: unsupported kinds of adapters.
     """
     arrays, header = read_state_file(path, "file of adapters")
     modules: dict[str, dict[str, dict[str, np.ndarray]]] = defaultdict(lambda: defaultdict(dict))
@@ -86,9 +86,9 @@ def read_lora_file(path: Path) -> dict[str, PeftAdapters]:
 
 
 def name_in_diffusers(module: str) -> str:
-    """Return what diffusers calls a module of a U-Net that a file of kohya names by the blocks of the original, joined by ``_``.
+    """Return diffusers' name for a U-Net module in kohya's names, which use the original blocks joined by ``_``.
 
-    ``input_blocks_4_1_proj_in`` is ``down_blocks_1_attentions_0_proj_in``; another name stays.
+    ``input_blocks_4_1_proj_in`` is ``down_blocks_1_attentions_0_proj_in``; other names are unchanged.
     """
     if module in _OUTSIDE:
         return _OUTSIDE[module]
@@ -108,7 +108,7 @@ def name_in_diffusers(module: str) -> str:
 
 
 def _placed(path: Path, key: str) -> tuple[str, str, str]:
-    """Component, module and part of a key."""
+    """Return component, module and part of a key."""
     component, name = "", key
     if (kohya := _KOHYA.fullmatch(key)) is not None:
         component, name = kohya["component"], f"{kohya['module']}.{kohya['part']}"
@@ -128,7 +128,7 @@ def _placed(path: Path, key: str) -> tuple[str, str, str]:
 
 
 def _module_of_processor(name: str) -> str:
-    """The module of an adapter that diffusers kept in an attention processor: ``attn1.processor.to_out_lora`` is ``to_out.0``."""
+    """Return the module of a diffusers attention processor: ``attn1.processor.to_out_lora`` becomes ``attn1.to_out.0``."""
     module, _, projection = name.removesuffix("_lora").rpartition(".")
     module = module.removesuffix(".processor")
     if module.endswith("self_attn"):
@@ -167,7 +167,7 @@ def _adapters(
 def _lora(
     called: str, module: str, parts: Mapping[str, np.ndarray], settings: Mapping[str, object]
 ) -> tuple[dict[str, np.ndarray], float]:
-    """A, B and magnitude of a module, and what ``B A`` is multiplied by."""
+    """Return A, B and magnitude of a module, and the factor of ``B A``."""
     alpha = None
     if "alpha" in parts:
         if parts["alpha"].size != 1 or not np.isfinite(float(parts["alpha"].reshape(()))):
@@ -201,7 +201,7 @@ def _lora(
 
 
 def _loha(called: str, parts: Mapping[str, np.ndarray]) -> tuple[int, dict[str, np.ndarray]]:
-    """The rank of a LoHa, and the A and B whose product is the product, element by element, of its two."""
+    """Return the rank of a LoHa, and A and B of the equal LoRA."""
     if not {"w1_a", "w1_b", "w2_a", "w2_b"} <= parts.keys() or ("t1" in parts) != ("t2" in parts):
         raise CheckpointError(f"'{called}' with {', '.join(sorted(parts))} of a LoHa alone: save the adapters again")
     rank = len(parts["w1_b"])
@@ -226,7 +226,7 @@ def _loha(called: str, parts: Mapping[str, np.ndarray]) -> tuple[int, dict[str, 
 
 
 def _whole_as_product(whole: np.ndarray) -> dict[str, np.ndarray]:
-    """A and B with the identity for one of them, whose product is a whole weight [outputs, inputs, ...]."""
+    """Return a whole weight [outputs, inputs, ...] as A and B, one of them the identity."""
     flat = whole.reshape(len(whole), -1).astype(np.float32)
     outputs, inputs = flat.shape
     if outputs <= inputs:

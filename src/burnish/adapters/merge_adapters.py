@@ -1,4 +1,4 @@
-"""Adapters and the weights beside them become single weights: what a plain runtime computes fastest."""
+"""Merging of adapters into weights, for the fastest inference."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from burnish.graph.uses import producer_of, remove_unread, replace_uses
 
 
 def merge_adapters(model: ir.Model) -> bool:
-    """Compute each weight that has an adapter once, in place, and take the adapter away.
+    """Merge each adapter into its weight and remove it, in place.
 
-    The result is computed in float64 and rounded once to the dtype of the weight. It has the name and the layout of the weight,
-    which it replaces, unless something else reads that too, or it is dequantized from integers: it is then
-    ``<layer>.merged_weight``, in floating point.
+    The result is computed in float64 and rounded once to the weight's dtype. It replaces the weight under its name, in its
+    layout. If the weight has other readers or is quantized, the result is the floating-point ``<layer>.merged_weight``.
 
     Args:
-        model: with all adapters as initializers; one without adapters stays as it is.
+        model: model with all adapters as initializers; unchanged without adapters.
 
     Raises:
-        ModelError: the nodes of an adapter are not there as ``burnish.surgery.lora`` put them.
+        ModelError: the nodes of an adapter are not as ``burnish.surgery.lora`` created them.
     """
     adapters = read_adapters(model.metadata_props)
     if not adapters:
@@ -40,15 +39,15 @@ def merge_adapters(model: ir.Model) -> bool:
 
 
 def weight_operand(adapter: Adapter) -> int:
-    """Return the place of the weight among the inputs of an adapter's node."""
+    """Return the input index of the weight at an adapter's node."""
     return 0 if adapter.operator == "Gather" else 1
 
 
 def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
-    """Return the lengths of the weight beside an adapter, one for each output, in float64: what a magnitude begins with.
+    """Return the lengths of an adapter's weight per output, in float64: the initial magnitude.
 
     Raises:
-        ModelError: its node is not there as ``burnish.surgery.lora`` put it.
+        ModelError: its node is not as ``burnish.surgery.lora`` created it.
     """
     outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
     product = next((output for output in outputs if output.name == adapter.product), None)
@@ -62,8 +61,6 @@ def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
 
 
 class _Merging:
-    """One walk over the adapters of a model."""
-
     def __init__(self, model: ir.Model, adapters: Sequence[Adapter]):
         self._graph, self._opset = model.graph, model.opset_imports[""]
         self._names = Names.of(model.graph)
@@ -89,7 +86,7 @@ class _Merging:
             output.name, base.name = None, adapter.output
 
     def place(self, adapters: Adapters) -> None:
-        """Remove the nodes of adapters and what was stored for them alone, and put merged weights where weights were."""
+        """Remove the adapters' nodes and parameters, and insert the merged weights."""
         for node in self._replaced:
             if node is not None and isinstance(node.graph, ir.Graph):
                 remove_unread(node.graph, node)
@@ -115,7 +112,7 @@ class _Merging:
         return merged
 
     def _placed(self, adapter: Adapter, operand: ir.Value, merged: np.ndarray) -> ir.Value:
-        """Put a merged weight where the layer's nodes read it; return what they read then."""
+        """Insert a merged weight for a layer's nodes; return the value they read."""
         source = self._graph.initializers.get(adapter.weight)
         order = None if source is None else _order_from(operand, source)
         nodes = self._nodes[adapter.layer]
@@ -139,7 +136,7 @@ class _Merging:
         return operand
 
     def _merge_scale(self, adapter: Adapter, node: ir.Node, scale: np.ndarray) -> None:
-        """Take the scale off the input of a layer, or put it into its bias."""
+        """Remove the scale of a layer's input, or multiply it into the bias."""
         if adapter.feedforward:
             product = producer_of(node.inputs[0], "Mul")
             if product is None:
@@ -152,7 +149,7 @@ class _Merging:
             if base is None or bias is None or bias is node.outputs[0] or (base is node and place != 2):
                 continue
             array = constant_result(bias, self._opset)
-            if array is None:  # it hangs on an input
+            if array is None:  # it depends on an input
                 assert isinstance(base.graph, ir.Graph)
                 builder = Builder(base.graph, before=base)
                 base.replace_input_with(place, (builder.tensor(bias) * builder.constant(scale)).value)
@@ -186,7 +183,7 @@ class _Merging:
 
 
 def _order_from(operand: ir.Value, source: ir.Value) -> list[int] | None:
-    """The order of axes that makes of what a node reads the initializer that it was transposed from; None where it was not."""
+    """Return the axis order that maps an operand back to the initializer it was transposed from; None if it was not."""
     rank = len(operand.shape or ())
     order, value = list(range(rank)), operand
     while value is not source:
@@ -201,7 +198,7 @@ def _order_from(operand: ir.Value, source: ir.Value) -> list[int] | None:
 
 
 def _terminal_readers(source: ir.Value) -> set[ir.Node | None]:
-    """The nodes that read a value, through transpositions; None among them where the graph returns it."""
+    """Return the readers of a value, also through transpositions; None stands for a graph output."""
     readers: set[ir.Node | None] = set()
     pending = [source]
     while pending:

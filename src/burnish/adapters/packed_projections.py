@@ -1,4 +1,4 @@
-"""Adapters of ``q_proj``, ``k_proj`` and ``v_proj`` beside the one layer, ``qkv_proj``, in which builders pack these."""
+"""Adapters of ``q_proj``, ``k_proj`` and ``v_proj`` for a model that packs these into ``qkv_proj``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from burnish.errors import ConfigurationError
 
 _PROJECTION = re.compile(r"(?P<around>(?:.*[._])?)(?P<part>[qkv])_proj")
 _PARTS = "qkv"
-"""In the order in which ONNX Runtime's builder puts the outputs of the projections together."""
+"""Order of the packed outputs in ONNX Runtime's builder."""
 
 
 def with_packed_projections(held: PeftAdapters, layers_of: Callable[[str], Sequence[Layer]]) -> PeftAdapters:
-    """Return adapters in which those of projections that a model has in one layer are one adapter of that layer.
+    """Return adapters with those of packed projections combined into one for their layer.
 
-    A of it is theirs, one after the other, and B has a block for each, so that each output gets what its own adapter adds to
-    it. The outputs of a projection without an adapter get nothing; keys and values have as many.
+    Its A is the concatenation of theirs, and B is block-diagonal, so each output gets its own adapter's term; outputs without an
+    adapter get zero. Keys and values have equally many outputs.
 
     Args:
         held: the adapters.
-        layers_of: gives the layers of the model that a module may be.
+        layers_of: returns the layers of the model that may be a module.
 
     Raises:
-        ConfigurationError: they are no LoRA, or have other outputs than the layer.
+        ConfigurationError: the adapters are not LoRA, or their outputs do not fit the layer.
     """
     packed: dict[str, dict[str, str]] = defaultdict(dict)
     for module in held.modules:
@@ -48,7 +48,7 @@ def with_packed_projections(held: PeftAdapters, layers_of: Callable[[str], Seque
 
 
 def _together(held: PeftAdapters, projections: Mapping[str, str], layer: Layer) -> tuple[dict[str, np.ndarray], float]:
-    """The arrays of one adapter in the place of several, and its alpha."""
+    """Return the arrays of the combined adapter, and its alpha."""
     first = next(iter(projections.values()))
     if held.variant != "lora":
         raise ConfigurationError(
@@ -82,13 +82,13 @@ def _together(held: PeftAdapters, projections: Mapping[str, str], layer: Layer) 
 
 
 def _begins(outputs: Mapping[str, int], whole: int) -> dict[str, int] | None:
-    """The first output of each projection in their layer; None where the layer cannot have them."""
+    """Return the first output of each projection in a packed layer; None if they do not fit."""
     counts = dict(outputs)
     for one, other in ("kv", "vk"):
         if one not in counts and other in counts:
             counts[one] = counts[other]
     left = whole - sum(counts.values())
-    missing = [part for part in _PARTS if part not in counts]  # the queries, or both keys and values
+    missing = [part for part in _PARTS if part not in counts]  # queries, or both keys and values
     if left < 0 or (not missing and left) or (missing and (left == 0 or left % len(missing))):
         return None
     counts |= {part: left // len(missing) for part in missing}

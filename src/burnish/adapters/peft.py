@@ -1,6 +1,6 @@
-"""Adapters read from files of PEFT, diffusers and kohya, and written for PEFT.
+"""Reading of adapters from PEFT, diffusers and kohya files, and writing for PEFT.
 
-The layers of the model may be called otherwise than the modules in the file.
+Names of layers in the model may differ from modules in the file.
 """
 
 from __future__ import annotations
@@ -52,28 +52,27 @@ def load_peft(
     component: str | None = None,
     also_trained: str | Sequence[str] = (),
 ) -> ir.Model:
-    """Return a model with the adapters of a folder of PEFT, or of a file of diffusers or kohya, to predict, train or merge.
+    """Return a model with adapters from a PEFT folder, or a diffusers or kohya file, to predict, train or merge.
 
     Args:
-        source: the model that they are for: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        folder: with ``adapter_model.safetensors`` and ``adapter_config.json``: LoRA, DoRA or (IA)³. Or a ``.safetensors`` of
-            LoRA, DoRA or LoHa as diffusers, kohya's scripts and LyCORIS write it; its alpha is its rank where it says none.
-        names: layer of the model -> module of PyTorch, or a function of the one that gives the other, where they are called
-            otherwise; also for initializers that were trained beside the adapters (``modules_to_save``). Else a layer is that of
-            the same name, or the only one whose name ends in the module's, or the other way round: exporters often wrap a module
-            in another. What builders append (``.MatMul``) counts for nothing, nor does ``attn`` for ``self_attn``. LoRA of
-            ``q_proj``, ``k_proj`` and ``v_proj`` becomes one beside ``qkv_proj``, where a builder packed these.
-        component: the part of a file that is for this model, as the file calls it: ``lora_unet``, ``text_encoder``. None: the
-            only one that fits the model; a warning then names the others.
-        also_trained: names or patterns of initializers that train beside the adapters, besides those that the folder holds.
+        source: the base model: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
+        folder: a folder with ``adapter_model.safetensors`` and ``adapter_config.json`` (LoRA, DoRA or (IA)³), or a
+            ``.safetensors`` of LoRA, DoRA or LoHa from diffusers, kohya's scripts or LyCORIS, whose alpha defaults to the rank.
+        names: layer of the model -> PyTorch module, or a function, if names differ; also for other trained initializers
+            (``modules_to_save``). By default a layer matches the module with its name, or the only one of which either name ends
+            in the other, since exporters often wrap modules. Suffixes of builders (``.MatMul``) are ignored, and ``attn`` equals
+            ``self_attn``. LoRA of ``q_proj``, ``k_proj`` and ``v_proj`` is combined if the model packs these in ``qkv_proj``.
+        component: component of the file to load, such as ``lora_unet`` or ``text_encoder``. The default is the only one that fits
+            the model; a warning names the others.
+        also_trained: names or patterns of further initializers to train.
 
     Returns:
         A canonical model.
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        ConfigurationError: the model has no such layer, or one of other extents; the adapters are of a kind that burnish does
-            not have; or several components of a file fit, or none.
+        ConfigurationError: the model lacks a layer or its extents differ, the kind of adapter is unsupported, or several or no
+            components fit.
         ModelError: the source is not a valid ONNX model.
     """
     path, model = Path(folder), load(source)
@@ -115,16 +114,15 @@ def save_peft(source: Source, folder: str | os.PathLike[str], names: Names = Non
     """Write the adapters of a model for PEFT: ``adapter_model.safetensors`` and ``adapter_config.json``.
 
     Args:
-        source: a model with adapters, as ``lora`` returns it and ``Session.export(..., adapters="kept")`` writes it.
-        folder: made where it is not there.
-        names: layer of the model -> module of PyTorch, or a function of the one that gives the other, where they are called
-            otherwise; also for initializers that were trained beside the adapters.
+        source: a model with adapters, from ``lora`` or ``Session.export(..., adapters="kept")``.
+        folder: folder to write; created if missing.
+        names: layer of the model -> PyTorch module, or a function, if names differ; also for other trained initializers.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigurationError: the model has no adapters, or such as PEFT cannot have, or a layer has no name of a module.
+        ConfigurationError: the model has no adapters, PEFT does not support them, or a layer has no module name.
         CheckpointError: a file cannot be written.
         ModelError: the source is not a valid ONNX model.
     """
@@ -134,13 +132,13 @@ def save_peft(source: Source, folder: str | os.PathLike[str], names: Names = Non
 
 
 def merge_adapters(source: Source) -> ir.Model:
-    """Return a model with one weight in the place of each weight and its adapter; one without adapters as it is.
+    """Return a model with each adapter merged into its weight; unchanged without adapters.
 
-    A merged weight has the name and layout of the weight. Where something else reads the weight too, or it is dequantized from
-    integers, the merged one is ``<layer>.merged_weight``, in floating point.
+    A merged weight keeps name and layout. If the weight has other readers or is quantized, the merged one is the floating-point
+    ``<layer>.merged_weight``.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
 
     Returns:
         A canonical model.
@@ -155,7 +153,7 @@ def merge_adapters(source: Source) -> ir.Model:
 
 
 def _read(path: Path) -> dict[str, PeftAdapters]:
-    """The adapters of a folder of PEFT, or those of each component of a file."""
+    """Return the adapters of a PEFT folder, or of each component of a file."""
     if path.is_dir() or path.suffix != ".safetensors":
         return {"": read_peft(path)}
     if path.name == WEIGHTS and (path.parent / CONFIGURATION).is_file():
@@ -166,7 +164,7 @@ def _read(path: Path) -> dict[str, PeftAdapters]:
 def _component(
     path: Path, held: Mapping[str, PeftAdapters], component: str | None, names: Names, layers: Sequence[Layer]
 ) -> PeftAdapters:
-    """The adapters of a file that are for this model."""
+    """Return the component of a file that fits the model."""
     if component is not None:
         if component not in held:
             listed = ", ".join(f"'{name}'" for name in held)
@@ -189,7 +187,7 @@ def _component(
 
 
 def _fits(module: str, names: Names, layers: Sequence[Layer], held: PeftAdapters) -> bool:
-    """Whether a module is one layer of a model, of the extents of its adapter."""
+    """True if exactly one layer of the model matches a module and has its extents."""
     found = _found(module, names, layers, held)
     outputs = len(held.modules[module]["B"])
     return len({layer.name for layer in found}) == 1 and found[0].outputs == outputs
@@ -221,7 +219,7 @@ def _warn_of_packed(path: Path, read: PeftAdapters, held: PeftAdapters) -> None:
 
 
 def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
-    """The layers of a module: one, or several that read the same weight."""
+    """Return the layers of a module: one, or several that share a weight."""
     found = _found(module, names, layers, held)
     if not found or len({layer.name for layer in found}) > 1:
         present = list(dict.fromkeys(layer.name for layer in layers if _is_of_kind(layer, module, held)))
@@ -238,7 +236,7 @@ def _is_of_kind(layer: Layer, module: str, held: PeftAdapters) -> bool:
 
 
 def _found(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
-    """The layers that a module may be, by the surest of their names."""
+    """Return the candidate layers of a module, by the most reliable kind of name."""
     fitting = [layer for layer in layers if _is_of_kind(layer, module, held)]
     if exact := [layer for layer in fitting if called(layer.name, names) == module]:
         return exact
@@ -259,18 +257,18 @@ def _every_name(layer: Layer) -> Sequence[str]:
 
 
 def _joined_names(layer: Layer) -> Sequence[str]:
-    """The names as kohya writes them."""
+    """Return names in kohya's form."""
     return [name.replace(".", "_") for name in layer.names]
 
 
 def _ends_in(name: str, module: str) -> bool:
-    """Whether one of two names ends in the other, at the end of a part."""
+    """True if one of two names ends in the other, at a separator."""
     separator = "." if "." in module or "." in name else "_"
     return module.endswith(f"{separator}{name}") or name.endswith(f"{separator}{module}")
 
 
 def _in_shape_of(value: ir.Value, operator: str, array: np.ndarray) -> np.ndarray:
-    """A part of an adapter with the axes of a kernel where a layer has them: a convolution over one pixel is a product."""
+    """Return a part of an adapter in a layer's rank: a 1 x 1 convolution equals a product."""
     expected = None if value.shape is None else value.shape.numpy()
     if operator == "Conv" and expected is not None and array.ndim != len(expected) and array.size == math.prod(expected):
         return array.reshape(expected)
@@ -280,7 +278,7 @@ def _in_shape_of(value: ir.Value, operator: str, array: np.ndarray) -> np.ndarra
 
 
 def _options(held: PeftAdapters, module: str) -> dict[str, object]:
-    """What ``adapted`` takes for a layer."""
+    """Return the options of ``adapted`` for a layer."""
     is_scaled = module in held.feedforward
     common: dict[str, object] = {"variant": held.variant, "feedforward": is_scaled}
     if not VARIANTS[held.variant].has_rank:
@@ -290,7 +288,7 @@ def _options(held: PeftAdapters, module: str) -> dict[str, object]:
 
 
 def _initializer_of(name: str, names: Names, model: ir.Model) -> str:
-    """The initializer that a parameter is."""
+    """Return the initializer of a parameter."""
     initializers, aliases = model.graph.initializers, other_names(model.graph)
     found = [one for one in initializers if called(one, names) == name]
     found = found or [one for one, others in aliases.items() if name in others]
@@ -306,9 +304,9 @@ def _initializer_of(name: str, names: Names, model: ir.Model) -> str:
 
 
 def _untie(model: ir.Model, names: Names, held: PeftAdapters) -> None:
-    """Give layers that share a weight one each, in place, where a file holds the whole weight of one of them.
+    """Untie layers that share a weight, in place, if a file holds the whole weight of one of them.
 
-    PEFT does so with what ``modules_to_save`` lists: a head that was trained leaves the embedding as it is.
+    PEFT does this with ``modules_to_save``: training a head leaves the embedding unchanged.
     """
     by_source: dict[ir.Value, list[Layer]] = defaultdict(list)
     for layer in find_layers(model.graph)[0] if held.others else ():
@@ -319,13 +317,13 @@ def _untie(model: ir.Model, names: Names, held: PeftAdapters) -> None:
         own = {layer.name for layer in sharing if any(_is_weight_of(layer, names, name) for name in held.others)}
         if not own or (len(own) == len({layer.name for layer in sharing}) and _hold_one(sharing, names, held)):
             continue
-        # The initializer stays with the layer that it is called after.
+        # The layer that the initializer is named after keeps it.
         leaving = [layer for layer in sharing if is_called_after_another(layer.node, layer.source)]
         _give_own_weights(model, leaving or [layer for layer in sharing if layer.name != sharing[0].name])
 
 
 def _set_bases(held: PeftAdapters, chosen: Mapping[Layer, str]) -> None:
-    """Take over weights that adapters stand beside, in place; PEFT writes those of embeddings and output layers.
+    """Load base weights of adapted layers, in place; PEFT stores those of embeddings and output layers.
 
     Raises:
         ConfigurationError: layers share one weight, and a file has two.
@@ -348,7 +346,7 @@ def _is_weight_of(layer: Layer, names: Names, parameter: str) -> bool:
 
 
 def _hold_one(sharing: Sequence[Layer], names: Names, held: PeftAdapters) -> bool:
-    """Whether what a file holds of layers that share a weight is one weight still."""
+    """True if the file's arrays for layers with a shared weight are all equal."""
     arrays = [array for name, array in held.others.items() if any(_is_weight_of(layer, names, name) for layer in sharing)]
     return all(np.array_equal(arrays[0], array) for array in arrays[1:])
 
@@ -366,7 +364,7 @@ def _give_own_weights(model: ir.Model, layers: Sequence[Layer]) -> None:
 
 
 def _as_read(value: ir.Value, array: np.ndarray) -> np.ndarray:
-    """A parameter of PyTorch in the layout of the model's initializer; what says it of a square one is how the model reads it."""
+    """Return a PyTorch parameter in the layout of its initializer; for square ones the model's use decides."""
     expected = None if value.shape is None else tuple(value.shape.dims)
     turned = array.T if array.ndim == 2 else array
     if turned.shape == expected and (array.shape != expected or is_turned(value)):
