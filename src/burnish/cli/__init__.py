@@ -1,4 +1,4 @@
-"""The command line: one file per command. Here are its options and its words; what it does lives in the other rooms."""
+"""The command line: one file per command, with its options and messages; other packages do the work."""
 
 import atexit
 import gc
@@ -11,25 +11,25 @@ from contextlib import suppress
 from burnish.cli.early_interrupt import STOPPED, stop_at_once
 
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
-"""With the 700 of Python the imports of a run start its collector six hundred times, for a sixth of their time."""
+"""With Python's 700, the imports of a run start the garbage collector six hundred times, for a sixth of their time."""
 
 
 def main() -> None:
     """Run the command ``burnish`` with the arguments of the process."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # in ASCII or Latin-1 not every name can be written
+        if hasattr(stream, "reconfigure"):  # ASCII and Latin-1 cannot encode every name
             stream.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until the command begins, which then says what became of its work: libraries hide an interrupt, or print its trace.
+        # Until the command begins, which handles it: libraries hide an interrupt, or print its traceback.
         signal.signal(signal.SIGINT, stop_at_once)
-        # Before what is done at the end, which another Ctrl-C cuts short.
+        # Before cleanup at exit, which another Ctrl-C cuts short.
         getattr(threading, "_register_atexit", atexit.register)(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
         from burnish.cli.application import app
 
         app(prog_name="burnish")
-    except KeyboardInterrupt:  # while it was imported, where something else handles the signal
+    except KeyboardInterrupt:  # during an import, if another handler is set
         if sys.stderr is not None:
             sys.stderr.write(STOPPED)
         sys.exit(128 + signal.SIGINT)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _flush_or_drop() -> None:
-    """Write what is left of the output. Where nobody takes it, drop it: Python would write a traceback when it ends."""
+    """Write the remaining output. If nobody reads it, drop it: Python would print a traceback at exit."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue

@@ -1,4 +1,4 @@
-"""The command ``burnish``: its subcommands, and how errors leave it."""
+"""The command ``burnish``: its subcommands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ from burnish.version import __version__
 
 DEBUG = "--debug"
 WRONG_USE = 2
-"""The exit status of a command line that is refused."""
+"""The exit status of an invalid command line."""
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
-    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130, SIGTERM with 143. Warnings are in words.
+    """The group of commands, which prints an error of burnish as one message and exits with 1.
 
-    With ``--debug``, which may stand anywhere, errors and warnings say where in the code they come from.
+    Ctrl-C exits with 130, SIGTERM with 143. Warnings are printed in words. With ``--debug``, which may be anywhere, errors and
+    warnings show their place in the code.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -64,7 +65,7 @@ class Group(TyperGroup):
             return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
         except UsageError as error:
             self._refuse(error, ctx)
-        except OSError as error:  # of the help and the version, which are printed here
+        except OSError as error:  # from the help and the version, which are printed here
             if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
                 raise
             print_error(_in_words(error))
@@ -85,7 +86,7 @@ class Group(TyperGroup):
             if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
                 raise
             rank = other_rank()
-            # What stops all workers, the first of each machine says; and one that never came to the others says why.
+            # Only the first worker of each machine reports a common stop; a worker that never joined reports its own.
             if is_first_of_machine() or not has_joined() or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
                 print_error(_in_words(error), f"{prefix}error: ")
@@ -98,7 +99,7 @@ class Group(TyperGroup):
             raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
 
     def _refuse(self, error: Any, ctx: Any) -> NoReturn:
-        """Print what is wrong with a command line, and how the command is called; exit with 2."""
+        """Print the error of a command line and the usage of the command; exit with 2."""
         context = error.ctx or ctx
         command, path = context.command, context.command_path
         message = _said(error)
@@ -124,7 +125,7 @@ def _least(parameter: Any) -> float | None:
 
 
 def _said(error: Any) -> str:
-    """What is wrong with a command line; an option is called by its long name."""
+    """The error of a command line, with options by their long names."""
     parameter = getattr(error, "param", None)
     if type(error) is typer.BadParameter and parameter is None:
         return str(error.message)
@@ -133,12 +134,12 @@ def _said(error: Any) -> str:
 
 
 def _names_of(command: Any) -> list[str]:
-    """The names of the options of a command, as they are written."""
+    """The option names of a command, with dashes."""
     return [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[:1] == "-"]
 
 
 def _refuse_odd_texts(parameter: Any) -> None:
-    """Let an option or argument refuse an empty text, and a number that is not in the digits 0 to 9.
+    """Make an option or argument reject an empty text, and a number in other digits than 0 to 9.
 
     As a path, an empty text is the current folder: ``--output "$UNSET"`` wrote there. Python reads ``1_0`` as 10.
     """
@@ -161,12 +162,12 @@ def _listed(value: Any) -> Iterable[Any]:
 
 
 def _is_broken_pipe(error: BaseException) -> bool:
-    """Whether nobody reads the output any more, as after ``| head``: the command then ends without a word."""
+    """True if nobody reads the output any more, as after ``| head``: the command then ends silently."""
     return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _in_words(error: BaseException) -> str:
-    """What an error says, and of one that the system gave, what a person can do about it."""
+    """The text of an error; for one of the system, with a remedy."""
     if isinstance(error, UnicodeError):
         return f"{error}: a name or a text is no UTF-8; rename the file, or save the text in UTF-8"
     if not isinstance(error, OSError):
@@ -181,7 +182,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _say(line: str) -> None:
-    """Print how far a large file is; of several workers, the first of each machine says it."""
+    """Print the progress of a large file; with several workers, only on the first of each machine."""
     if is_first_of_machine():
         errors().print(line)
 

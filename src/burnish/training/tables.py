@@ -1,4 +1,4 @@
-"""The embedding tables of a session: in mapped files, and the rows that a journal holds between checkpoints."""
+"""The embedding tables of a session in mapped files, and journals of the rows changed between checkpoints."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from burnish.training.checkpoint import EXAMPLE, JOURNAL, place_of, write_checkp
 
 
 class SessionTables:
-    """Embedding tables in a folder, and what they are to be filled with before they are used.
+    """Embedding tables in a folder, filled before their first use.
 
     Args:
-        folder: as ``Session`` takes it.
-        program: whose tables they are.
-        state: the state that the session begins with.
-        is_own: nobody else changes ``state``: the tables are filled when they are first used, and not at all where a checkpoint
-            is restored before.
-        among_workers: the program is trained by several.
+        folder: as in ``Session``.
+        program: program with the tables.
+        state: initial state of the session.
+        is_own: True if nobody else changes ``state``: the tables are then filled at first use, or never if a checkpoint is
+            restored before.
+        among_workers: True if several workers train the program.
 
     Raises:
-        ConfigurationError: no table of the program is updated by rows, the folder holds something else or is in use, or there are
+        ConfigurationError: no table of the program is updated by rows, the folder has other files or is in use, or there are
             several workers.
         CheckpointError: the folder cannot be written.
     """
@@ -61,11 +61,11 @@ class SessionTables:
             self.settle()
 
     def instead(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """A state with these tables in place of its own, for an engine to work on."""
+        """Return a state with the mapped tables, for an engine to work on."""
         return self._mapped.instead(state)
 
     def check(self, engine: str, writer: RowWriter | None) -> RowWriter:
-        """Return what says which rows a runner writes, which then works on the tables; EngineError for one that copies them."""
+        """Return the tracker of rows that a runner writes to the tables; raise EngineError for an engine that copies them."""
         if writer is None:
             raise EngineError(
                 f"tables: the engine '{engine}' does not work on tables in files: use engine='onnxruntime', 'torch' or "
@@ -75,16 +75,16 @@ class SessionTables:
         return writer
 
     def reading(self, read: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
-        """Return what reads a state entry: a table here, without copying it, or by ``read``."""
+        """Return a reader of state entries: mapped tables without a copy, others by ``read``."""
         tables = self._mapped.tables
         return lambda name: tables[name].view(np.ndarray) if name in tables else read(name)
 
     def settle(self) -> None:
-        """Fill the tables with what they wait for.
+        """Fill the tables if they wait for a state.
 
         Raises:
-            EngineError: they hold a part of another state, as an earlier filling failed; or another session has them now.
-            CheckpointError: a file of them was cut short.
+            EngineError: an earlier filling failed and left a partial state; or another session has them now.
+            CheckpointError: a table file was truncated.
         """
         if self._awaited is not None:
             self._fill(self._awaited)
@@ -100,7 +100,7 @@ class SessionTables:
         self._mapped.check_whole()
 
     def load(self, state: Mapping[str, np.ndarray], place: JournalPlace | None) -> None:
-        """Fill the tables with those of a state; with a place in a journal, follow it from there."""
+        """Fill the tables from a state; with a place in a journal, follow it from there."""
         self._fill(state, place)
         if place is not None:
             self._mapped.follow(place)
@@ -112,28 +112,28 @@ class SessionTables:
         self._is_torn = False
 
     def agrees_with(self, place: JournalPlace) -> bool:
-        """Return whether the tables were the same as a checkpoint, but for rows that are known."""
+        """Return True if the tables differ from a checkpoint only in known rows."""
         return self._mapped.agrees_with(place)
 
     def follow(self, place: JournalPlace) -> None:
-        """Note that the tables are the same as a checkpoint that was written."""
+        """Note that the tables equal a written checkpoint."""
         self._mapped.follow(place)
 
     def close(self) -> None:
-        """Leave the folder to other sessions."""
+        """Release the folder for other sessions."""
         self._mapped.release()
 
 
 SHARE = 0.5
-"""Bytes of records, as a share of the base's, from which on a new base is written in their place."""
+"""Size of the records relative to the base from which a new base replaces them."""
 _OURS = re.compile(r"(\.?base-[0-9a-f]{8}\.safetensors(\.[0-9a-f]{8}\.partial)?|rows-[0-9a-f]{8}\.journal|\.tmp[A-Za-z0-9]{6})")
 
 
 def check_journal(program: Program, writer: RowWriter | None) -> RowWriter:
-    """Return what says which rows a runner writes (``ProgramRunner.row_writer``).
+    """Return the tracker of rows that a runner writes (``ProgramRunner.row_writer``).
 
     Raises:
-        ConfigurationError: no table of the program is updated by rows, or the engine does not say which.
+        ConfigurationError: no table of the program is updated by rows, or the engine does not track them.
     """
     if not written_by_rows(program.signature["step"]):
         raise ConfigurationError(
@@ -150,11 +150,11 @@ def check_journal(program: Program, writer: RowWriter | None) -> RowWriter:
 
 @dataclass
 class Journal:
-    """The journal that the checkpoints of a session go to.
+    """The journal for the checkpoints of a session.
 
     Attributes:
-        folder: of the checkpoints.
-        place: where the state was when rows were last noted.
+        folder: folder of the checkpoints.
+        place: place of the state when rows were last noted.
     """
 
     folder: Path
@@ -162,16 +162,16 @@ class Journal:
 
     @staticmethod
     def at(path: Path, place: JournalPlace | None) -> Journal | None:
-        """The journal that a checkpoint which was restored goes on in; None where it has none."""
+        """Return the journal that a restored checkpoint continues, or None."""
         return None if place is None else Journal(path.parent.absolute(), place)
 
 
 class ClosedTables:
-    """The rows of a session that is closed, in place of its runner's.
+    """The rows of a closed session, which replaces its runner.
 
     Args:
-        row_changes: as the runner left them.
-        state: of the session.
+        row_changes: changes left by the runner.
+        state: state of the session.
     """
 
     def __init__(self, row_changes: RowChanges, state: Mapping[str, np.ndarray]):
@@ -190,18 +190,18 @@ def save_journal(
     check: Callable[[str, np.ndarray], None],
     **described: Any,
 ) -> Journal:
-    """Write a checkpoint by what changed since the last one, or by a new base where there is none to go on from.
+    """Write a checkpoint as changes since the last one, or with a new base if there is no earlier one.
 
     Args:
-        journal: as it was left by the last checkpoint of the session, or by the one that it restored.
-        path: of the checkpoint.
-        program, state: what is saved; entries that are made on request are made only as far as they are written.
-        writer: says which rows have changed.
-        check: called with names and what is about to be written.
-        described: as ``write_checkpoint`` takes it.
+        journal: journal after the last written or restored checkpoint of the session.
+        path: path of the checkpoint.
+        program, state: program and state to save; lazy entries are made only if written.
+        writer: tracker of changed rows.
+        check: function called with names and arrays before they are written.
+        described: as in ``write_checkpoint``.
 
     Returns:
-        The journal to go on with.
+        The journal to continue with.
 
     Raises:
         CheckpointError: a file cannot be written, or ``check`` raised it; the earlier checkpoint is untouched.
@@ -231,10 +231,10 @@ def save_journal(
 
 
 def _goes_on(folder: Path, path: Path, place: JournalPlace) -> bool:
-    """Return whether the next records may be appended at a place, rather than a new base be written.
+    """Return True if the next records can be appended at a place, False if a new base is needed.
 
-    Not where they have grown too long, and not where another checkpoint needs what stands after it: this session then went back
-    to an earlier one.
+    A new base is needed if the records have grown too long, or if another checkpoint needs the records after the place: the
+    session then went back to an earlier checkpoint.
     """
     base = folder / JOURNAL / place.base
     if not base.is_file() or place.end.size > SHARE * base.stat().st_size:
@@ -259,18 +259,18 @@ def _new_base(
 
 
 def _places(folder: Path) -> Iterator[tuple[Path, JournalPlace]]:
-    """The checkpoints in a folder that have a journal, and where each goes."""
+    """The checkpoints in a folder that have a journal, and their places in it."""
     for path in sorted(folder.glob("*.safetensors")):
-        with contextlib.suppress(CheckpointError):  # not whole, or none: it needs nothing
+        with contextlib.suppress(CheckpointError):  # damaged or not a checkpoint: it needs nothing
             if (place := place_of(path)) is not None:
                 yield path.absolute(), place
 
 
 def unfinished(path: Path) -> str | None:
-    """Return what to say of records that stand after those of the newest checkpoint of a journal; None where there are none.
+    """Return a note on records after those of the newest checkpoint of a journal; None if there are none.
 
     Args:
-        path: of a checkpoint.
+        path: path of a checkpoint.
     """
     with contextlib.suppress(CheckpointError, OSError):
         place = place_of(path)
@@ -287,7 +287,7 @@ def unfinished(path: Path) -> str | None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the bases and journals in the folder of checkpoints that no checkpoint refers to, and what was left half written."""
+    """Remove bases and journals in a checkpoint folder that no checkpoint needs, and partial files."""
     journals = folder / JOURNAL
     if not journals.is_dir():
         return
@@ -295,5 +295,5 @@ def remove_unused(folder: Path) -> None:
     for path in journals.iterdir():
         if path.name not in needed and _OURS.fullmatch(path.name):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # a journal that is in use
+    with contextlib.suppress(OSError):  # a journal in use
         journals.rmdir()

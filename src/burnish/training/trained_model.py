@@ -1,4 +1,4 @@
-"""A model to predict and to evaluate with, wherever it comes from: a run, a checkpoint, a saved program or an ONNX file."""
+"""A model for prediction and evaluation from any source: a run, a checkpoint, a saved program or an ONNX file."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TrainedModel:
     """A model in inference mode, opened on an engine.
 
     Attributes:
-        name: what it is, in words.
-        described: what it was trained on, as far as it says.
-        options: ``loss``, ``metrics`` and ``predictions``, as a program has them; without ``loss`` where none is known.
-        predict_graph: the model that ``predict`` runs.
+        name: description of the model in words.
+        described: description of its training data, as far as it is recorded.
+        options: ``loss``, ``metrics`` and ``predictions``, as in a program; without ``loss`` if none is known.
+        predict_graph: model that ``predict`` runs.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class TrainedModel:
 
     @property
     def to_predict(self) -> DataSpec:
-        """The inputs that a data set has to fill to predict: no labels."""
+        """The inputs that a data set must fill to predict, without labels."""
         return DataSpec.of(self._signature["predict"].inputs_of(Role.DATA), described=self.described, predicts=True)
 
     @property
     def to_evaluate(self) -> DataSpec:
-        """The inputs that a data set has to fill to evaluate.
+        """The inputs that a data set must fill to evaluate.
 
         Raises:
-            ConfigurationError: the model does not say which loss it was trained on, and none was given.
+            ConfigurationError: the model does not record its loss, and none was given.
         """
         self._evaluation()
         return DataSpec.of(self._samples, self._signature["evaluate"].inputs_of(Role.LABEL), self.described)
 
     def predict(self, data: Dataset, batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Return the model's outputs over all samples of a data set, in their order, by name, with the samples along axis 0.
+        """Return the model's outputs over all samples of a data set, in order, by name, with the samples along axis 0.
 
         Raises:
-            InputError: the data do not fit the model; or an output that has no entry for each sample.
+            InputError: the data do not fit the model; or an output has no entry for each sample.
             EngineError: the engine cannot run it.
         """
         parts: dict[str, list[np.ndarray]] = {}
@@ -99,7 +99,7 @@ class TrainedModel:
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
     def predictions(self, data: Dataset, batch_size: int = 32) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the outputs of one batch after the other, as ``predict`` returns those of all.
+        """Yield the outputs of each batch, in the form of ``predict``.
 
         Raises:
             InputError, EngineError: as ``predict``.
@@ -107,7 +107,7 @@ class TrainedModel:
         fixed, spec = self.fixed_batch("predict"), self.to_predict
         for batch, samples in _batches(data, fixed or batch_size):
             missing = 0 if fixed is None else fixed - samples
-            # A model of a fixed batch reads the last sample again, and what it says of it again is left out.
+            # With a fixed batch size, the last sample is repeated, and outputs of the copies are dropped.
             shared = spec.shared(batch) if missing else ()
             filled = {
                 name: array if name in shared or not missing else np.concatenate([array, *[array[-1:]] * missing])
@@ -146,10 +146,10 @@ class TrainedModel:
         return figures(totals.added(), self.options.get("loss_terms", {}))
 
     def totals(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Return the totals of a batch that loss and metrics are functions of, by the names that the graph gives them.
+        """Return the totals of a batch from which loss and metrics are computed, by their names in the graph.
 
         Args:
-            batch: of a data set, samples first.
+            batch: batch of a data set, samples first.
 
         Raises:
             ConfigurationError: no loss is known.
@@ -158,12 +158,12 @@ class TrainedModel:
         return evaluate(spec.to_model(batch))
 
     def shape_of(self, output: str) -> tuple[int | str | None, ...] | None:
-        """Return the extents of what ``predict`` gives of an output, the samples first; None where its rank is not known."""
+        """Return the extents of an output of ``predict``, samples first; None if its rank is unknown."""
         entry = next(entry for entry in self._signature["predict"].outputs if entry.name == output)
         return samples_first(entry).shape
 
     def fixed_batch(self, graph: str) -> int | None:
-        """Return the number of samples that ``predict`` or ``evaluate`` takes at once; None where any will do."""
+        """Return the fixed batch size of ``predict`` or ``evaluate``; None if any size fits."""
         entries = [
             entry for entry in self._signature[graph].inputs_of(Role.DATA) if entry.extents and entry.sample_axis is not None
         ]
@@ -171,7 +171,7 @@ class TrainedModel:
         return int(min(extents)) if len(extents) == 1 else None
 
     def close(self) -> None:
-        """Free what the engine holds; the model is not used any more."""
+        """Free the engine's resources; the model cannot be used any more."""
         self._close()
 
     def _evaluation(self) -> Callable[[Batch], dict[str, np.ndarray]]:
@@ -196,24 +196,24 @@ def open_model(
     threads: int | None = None,
     to_evaluate: bool = True,
 ) -> TrainedModel:
-    """Open a model to predict and to evaluate with.
+    """Open a model for prediction and evaluation.
 
     Args:
-        source: the folder of a run; a checkpoint; the folder of a saved program, or one in one file; or any ONNX file.
-        program: the saved program of a checkpoint that lies apart from its run.
-        best: of a run, the best epoch, or the latest state; None: the one that the run exported, which is the best of a run that
-            ``burnish finetune`` evaluated.
-        average: whether to read the average that the optimizer keeps, in place of the parameters; None: as the run exported.
-        loss, metrics, outputs: for an ONNX file, as ``burnish.compile`` takes them; None: what a file that burnish exported says
-            of them. A program has its own.
-        sample_axis: of an ONNX file, as ``burnish.compile`` takes it. A program has its own.
-        engine, threads: as ``Session`` takes them.
-        to_evaluate: False only predicts: no graph with the loss is made of an ONNX file.
+        source: the folder of a run; a checkpoint; a saved program as a folder or one file; or any ONNX file.
+        program: saved program of a checkpoint that is not in the folder of its run.
+        best: for a run, True for the best epoch, False for the latest state; None: the exported one, which is the best if
+            ``burnish finetune`` had evaluation data.
+        average: True to read the averaged weights of the optimizer instead of the parameters; None: as the run exported.
+        loss, metrics, outputs: for an ONNX file, as in ``burnish.compile``; None: as recorded in a file that burnish exported. A
+            program has its own.
+        sample_axis: for an ONNX file, as in ``burnish.compile``. A program has its own.
+        engine, threads: as in ``Session``.
+        to_evaluate: False for prediction only: no graph with the loss is made from an ONNX file.
 
     Raises:
         ModelError, CheckpointError: the source cannot be read.
-        ConfigurationError: an option that is not for such a source, or does not fit the model.
-        DataError: the model's metadata describe its data, and cannot be read.
+        ConfigurationError: an option is not for such a source, or does not fit the model.
+        DataError: the model's description of its data cannot be read.
     """
     path, runs_on = Path(source), _RunsOn(engines.get(engine), threads)
     objective = {"loss": loss, "metrics": metrics, "outputs": outputs, "sample_axis": sample_axis}
@@ -278,9 +278,9 @@ def model_of_session(name: str, session: Session, average: bool | None = None, c
     """Return the model that a session trains, in its present state.
 
     Args:
-        name: what it is, in words.
-        session: it computes.
-        average: whether to read the average that the optimizer keeps, in place of the parameters.
+        name: description of the model in words.
+        session: session that runs it.
+        average: True to read the averaged weights of the optimizer instead of the parameters.
         closes: True if ``close`` of the model closes the session.
 
     Raises:
@@ -288,7 +288,7 @@ def model_of_session(name: str, session: Session, average: bool | None = None, c
     """
     program, parameters = session.program, AVERAGE if average else None
     if parameters is not None:
-        averages(program.signature, parameters)  # refuses what the program keeps none of
+        averages(program.signature, parameters)  # raises an error if the program keeps no average
 
     def with_features(batch: Batch) -> Batch:
         return session.features.batch(batch) if session.features.names else batch
@@ -340,19 +340,19 @@ def _evaluation(inference: Inference, runs_on: _RunsOn) -> Callable[[Batch], dic
 
 
 def text_of_model(asked: Text | None, known: TextDescription | None, model: Path, data: str | Path | None = None) -> Text | None:
-    """Return how data become tokens for a model that is trained: it says how its texts were read, and its run has the tokenizer.
+    """Return the tokenization for a trained model, from its description of texts and the tokenizer in its run.
 
     Args:
-        asked: what was asked for.
-        known: what the model says of the texts that it was trained on.
+        asked: settings of the caller, or None.
+        known: the model's description of its training texts.
         model: a run, or a file in its folder.
-        data: what the model reads; None for what lies in memory.
+        data: data to read; None for data in memory.
 
     Returns:
-        None if the model was trained on something else than texts and nothing was asked for, or the data hold no texts.
+        The settings; None if the model was not trained on texts and nothing was requested, or the data have no texts.
 
     Raises:
-        DataError: there are no such data.
+        DataError: the data do not exist.
     """
     if asked is None and (known is None or known.task is None):
         return None
@@ -364,7 +364,7 @@ def text_of_model(asked: Text | None, known: TextDescription | None, model: Path
 
 
 def holds_program(path: Path) -> bool:
-    """Return whether an ONNX file is a program in one file, which burnish wrote."""
+    """Return True if an ONNX file is a program in one file, written by burnish."""
     return any(entry.key == TRAINING for entry in read_proto(path)[0].metadata_props)
 
 
@@ -375,7 +375,7 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 
 def _batches(data: Dataset, batch_size: int) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
-    """Yield the batches of a data set in its order, each with its number of samples."""
+    """Yield the batches of a data set in order, each with its number of samples."""
     for start in range(0, len(data), batch_size):
         indices: Iterable[int] = range(start, min(start + batch_size, len(data)))
         chosen = np.asarray(indices, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The trainer: epochs over a data set, with evaluation, reports and checkpoints, from which a run goes on."""
+"""The trainer: epochs over a data set, with evaluation, reports, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -40,75 +40,76 @@ from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
 STEPS_PER_ROW = 20
-"""The least number of steps between two rows of an epoch. A short epoch has one row, at its end."""
+"""Fewest steps between two rows of an epoch. A short epoch has one row, at its end."""
 
 
 class Trainer:
-    """Trains a program on a data set and keeps the run in a folder.
+    """Train a program on a data set, and keep the run in a folder.
 
-    The folder holds ``metrics.csv``, ``curves.png`` and ``checkpoints/``: ``latest.safetensors``, and ``best.safetensors`` of
-    the epoch with the best figure on the evaluation data, or on the training data where there are none. ``metrics.csv`` has a
-    row for each epoch, and up to nine more within one that takes more than twenty steps. Everything random
-    follows ``seed`` and the position alone: a resumed run computes, to the bit, what an uninterrupted one does.
+    The folder has ``metrics.csv``, ``curves.png`` and ``checkpoints/``: ``latest.safetensors``, and ``best.safetensors`` from the
+    epoch with the best figure on the evaluation data, or on the training data if there are none. ``metrics.csv`` has a row for
+    each epoch, and up to nine more within an epoch of more than twenty steps. All randomness depends only on ``seed`` and the
+    position: a resumed run is bitwise equal to an uninterrupted one.
 
     Args:
-        program: what to train.
-        train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name; or batches as they
-            come: a PyTorch ``DataLoader``, or ``burnish.data.Batches``.
-        eval_data: the same, to evaluate on after every epoch.
-        eval_split: hold out a part of ``train_data`` for that instead. A share, such as 0.2, is taken of each class, if the
-            samples have classes. ``"group:COLUMN"`` holds out whole groups of rows with the same value in a column, about a fifth
-            of all rows (``"group:COLUMN:0.3"``: another share). The choice follows from the data, the seed and this option. The
-            folder of the run keeps it as ``split.json``, and a resumed run uses that. Batches as they come cannot be split.
-        epochs: how often to go through the training data, in all.
-        batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out where the program does not
-            take it (``norm="ghost:<size>"``).
-        seed: of the order of the data, of augmentation, and of the random key.
-        run_directory: the folder of the run. If it holds a run already, and neither ``resume`` nor ``overwrite`` is given, that
-            is an error; in IPython and notebooks the new run goes to a folder with a number, ``-2`` and so on, and says so.
-        checkpoint_every: also save after this many steps; each epoch is saved in any case.
+        program: program to train.
+        train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name; or an iterable of
+            batches: a PyTorch ``DataLoader``, or ``burnish.data.Batches``.
+        eval_data: data to evaluate on after every epoch, in the forms of ``train_data``.
+        eval_split: part of ``train_data`` to hold out for evaluation instead. A share, such as 0.2, is taken of each class, if
+            the samples have classes. ``"group:COLUMN"`` holds out whole groups of rows with the same value in a column, about a
+            fifth of all rows (``"group:COLUMN:0.3"``: another share). The choice depends on the data, the seed and this option.
+            It is stored in the run folder as ``split.json``, and a resumed run uses that. An iterable of batches cannot be split.
+        epochs: passes over the training data, in total.
+        batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out if the program does not take it
+            (``norm="ghost:<size>"``).
+        seed: seed of the order of the data, of augmentation, and of the random key.
+        run_directory: folder of the run. If it has a run already, and neither ``resume`` nor ``overwrite`` is given, that is an
+            error; in IPython and notebooks the new run goes to a folder with a number, ``-2`` and so on, and reports it.
+        checkpoint_every: also save after this many steps; each epoch is always saved.
         step_timeout: seconds after which a step, or a batch of the evaluation, is stopped by an EngineError, with the state from
-            before it saved; None: no limit. It is stopped between two operators: one that does not return by itself is not.
-        keep_checkpoints: how many checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is ``latest`` alone. A
-            resumed run falls back on an earlier one where the latest was damaged.
-        journal: let checkpoints hold, of embedding tables that are updated by rows, the rows that changed since the one before,
-            as ``Session.save_checkpoint`` does. A run may change it when it resumes.
-        best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss. Of
-            epochs with the same figure the one with the least loss is.
-        parameters: what is evaluated after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
-        resume: go on with the run in ``run_directory``.
-        overwrite: start anew in a ``run_directory`` that holds a run.
+            before it saved; None: no limit. It can stop only between two operators, not inside one.
+        keep_checkpoints: number of checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is only ``latest``. A
+            resumed run falls back on an earlier one if the latest is damaged.
+        journal: True to save, for embedding tables that are updated by rows, only the rows changed since the last checkpoint, as
+            ``Session.save_checkpoint``. A resumed run may change it.
+        best_metric: metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss. Ties go
+            to the lower loss.
+        parameters: weights to evaluate after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
+        resume: continue the run in ``run_directory``.
+        overwrite: start a new run in a ``run_directory`` that has one.
         engine, device, threads: as in ``Session``.
-        state: where to start, as ``Session`` takes it.
-        lr: learning rate, in place of the program's.
-        schedule: how it changes: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor. The rates
-            of parameter groups that have their own change with it. Neither this nor ``lr`` for a
-            program that was compiled with a schedule of ``burnish.optim.schedules``.
-        monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
-            the evaluation data, or on the training data where there are none.
+        state: initial state, as in ``Session``.
+        lr: learning rate, which overrides the program's.
+        schedule: change of the rate: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor. Own rates
+            of parameter groups change with it. Give neither this nor ``lr`` for a program compiled with a schedule of
+            ``burnish.optim.schedules``.
+        monitor: figure for a ``plateau`` schedule in the program after each epoch: the loss (None) or a metric, on the evaluation
+            data, or on the training data if there are none.
         augment: random changes in training: to images, as a text (``crop,flip,rand_augment:2:9,mixup:0.2``) or an
-            ``ImageAugmentation``; or to batches, a function as ``Loader`` takes it.
-        data_workers: how many processes read batches ahead of the steps; None: some, where images are decoded in every epoch.
-            The batches are the same whatever their number.
-        pixels: what is done to the pixels of images and to arrays of bytes, where the data are no data set yet: as
-            ``burnish.data.open_dataset`` takes it. Checkpoints and exported models say what it was.
-        text: how texts become tokens, where the data are texts and no data set yet.
-        sound: what is done to sounds, where the data are a folder of .wav files: as ``burnish.data.open_dataset`` takes it.
-        progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. Of several workers, the
-            first alone reports.
-        parallel: None trains alone. With ``burnish.DataParallel()`` every worker makes a trainer of the same arguments and runs
-            it: each has its part of every batch, and the run is that of one process with the whole batches. ``batch_size`` is
-            that of all workers together. The first one keeps the folder of the run; the others need not reach it.
-        tables: as in ``Session``. With ``journal``, a run that resumes finds them there.
-        callbacks: what is told of steps, epochs and checkpoints, and may stop the run (``burnish.training.callbacks``).
+            ``ImageAugmentation``; or to batches, a function as in ``Loader``.
+        data_workers: processes that read batches ahead; None: some if images are decoded in every epoch. The batches do not
+            depend on their number.
+        pixels: preprocessing of images and byte arrays that are not yet a data set, as in ``burnish.data.open_dataset``.
+            Checkpoints and exported models record it.
+        text: tokenization of texts that are not yet a data set.
+        sound: preprocessing of a folder of .wav files, as in ``burnish.data.open_dataset``.
+        progress: True for a bar on a terminal and lines elsewhere, False for nothing, or a ``Progress``. With several workers,
+            only the first reports.
+        parallel: None trains without other workers. With ``burnish.DataParallel()`` every worker makes a trainer with the same
+            arguments and runs it: each has its part of every batch, and the run equals that of one process with the whole
+            batches. ``batch_size`` counts all workers together. The first one keeps the run folder; the others need no access to
+            it.
+        tables: as in ``Session``. With ``journal``, a resumed run reuses them.
+        callbacks: objects that receive steps, epochs and checkpoints, and may stop the run (``burnish.training.callbacks``).
 
     Raises:
-        ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already
-            or in which another run goes on, in this process or another.
-        DataError: data that cannot be read, that do not fit the program, or other ones than a run was started with.
-        CheckpointError: nothing to resume, or a run that was started with other options.
-        EngineError: the engine is not there.
-        WorkerError: another worker is not there, or trains something else.
+        ConfigurationError: a number is out of range, the run is longer than the program's schedule, or the folder has a run
+            already, or an active one, in this process or another.
+        DataError: the data cannot be read, do not fit the program, or differ from those that a run was started with.
+        CheckpointError: there is nothing to resume, or the run was started with other options.
+        EngineError: the engine is not available.
+        WorkerError: another worker is missing, or trains something different.
     """
 
     @takes(TrainerOptions)
@@ -176,7 +177,7 @@ class Trainer:
             workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
 
     def _begin(self, data: RunData, resume: bool) -> None:
-        """Enter the folder of the run, at its start or where it stopped."""
+        """Enter the folder of the run, at its start or its last position."""
         if self.run_folder.checkpoints.journal:
             self.session.check_journal()
         self.session.metadata = data.described.metadata()
@@ -224,44 +225,44 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Return whether all epochs are done."""
+        """True if all epochs are done."""
         return self._position.epoch >= self.epochs
 
     @property
     def group(self) -> ProcessGroup:
-        """The workers of the run; of one, where it trains alone."""
+        """The workers of the run; one if it trains without others."""
         return self._group
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of ``metrics.csv``; of several workers, the first alone has them."""
+        """The rows of ``metrics.csv``; with several workers, only the first has them."""
         return self.run_folder.rows
 
     @property
     def best_epoch(self) -> dict[str, Any] | None:
-        """As ``TrainingResult.best``, so far."""
+        """The best epoch so far, as ``TrainingResult.best``."""
         return self._position.best
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a callback asked for the end of the run; None where none did."""
+        """The reason of a callback to stop the run, or None."""
         return self._callbacks.stop_reason
 
     def stop(self, reason: str) -> None:
-        """Stop after the step under way, as callbacks may ask: the state is saved, and ``run`` returns.
+        """Stop after the current step, for callbacks: the state is saved, and ``run`` returns.
 
         Args:
-            reason: what ``TrainingResult.stopped`` says.
+            reason: text for ``TrainingResult.stopped``.
         """
         self._callbacks.stop_reason = reason
 
     def note(self, text: str) -> None:
-        """Say something where the progress of the run is shown."""
+        """Show a note with the progress of the run."""
         self._progress.note(text)
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate that the schedule changes; None where the program computes its own, or has none."""
+        """The learning rate that the schedule changes; None if the program computes its own, or has none."""
         return self._rates.start
 
     def run(self) -> TrainingResult:
@@ -269,12 +270,12 @@ class Trainer:
 
         Raises:
             CallbackError: a callback failed; the state is saved.
-            TrainingInterrupted: Ctrl-C or SIGTERM, after the state was saved. The step under way is finished; it is stopped if it
-                does not end within two seconds. A second signal ends the process at once.
+            TrainingInterrupted: Ctrl-C or SIGTERM, after the state was saved. The current step may finish within two seconds, and
+                is stopped after that. A second signal ends the process at once.
             EngineError: a step took longer than ``step_timeout``; the state from before it is saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
             WorkerError: another worker is gone; the state from before the step is saved.
-            BurnishError: any other error, after the state was saved where it could be.
+            BurnishError: any other error, after the state was saved if possible.
         """
         self._progress.start(self._position.step, self.steps)
         for note in self._notes:
@@ -368,7 +369,7 @@ class Trainer:
             if self._callbacks.tell_steps:
                 self._tell_step(batch, samples, metrics)
             is_due = self.checkpoint_every and position.step % self.checkpoint_every == 0
-            if is_due and position.batch < len(self.loader):  # the end of an epoch writes one in any case
+            if is_due and position.batch < len(self.loader):  # the end of an epoch always saves
                 self._save()
             self._stop_if_asked()
         self._finish_epoch(begin)
@@ -389,7 +390,7 @@ class Trainer:
         training = self._sums.averages(position.since_epoch)
         position.metrics = evaluation or training
         if self._steps_alone and not evaluation:
-            # Each worker has figures of its own parts, and all are to decide alike.
+            # Each worker has figures of its own parts, but all must make the same decision.
             position.metrics = workers.on_first(self._group, lambda: training, "the figures of the epoch")
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
@@ -421,7 +422,7 @@ class Trainer:
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
     def _agree(self, course: Mapping[str, object], evaluation: Any) -> None:
-        """Check that all workers were started alike. Their sessions compare the programs."""
+        """Check that all workers have the same options and data. Their sessions compare the programs."""
         if self._group.world_size == 1:
             return
         facts = {
@@ -439,7 +440,7 @@ class Trainer:
         workers.agree(self._group, facts)
 
     def _resume(self) -> None:
-        """Go on where the run stopped: the first worker reads the checkpoint, the others get it from there."""
+        """Resume the run: the first worker reads the checkpoint and sends it to the others."""
 
         def restored() -> dict[str, object]:
             position, passed_over = self.run_folder.restored(self.session)
@@ -451,29 +452,29 @@ class Trainer:
         workers.take_over_state(self._group, self.session)
 
     def start_from(self, path: str | Path) -> None:
-        """Begin in the state of a checkpoint, as far as it fits (``Session.restore`` with ``strict=False``).
+        """Begin with the state of a checkpoint, as far as it fits (``Session.restore`` with ``strict=False``).
 
         Raises:
-            CheckpointError: the file cannot be read, or is of another model.
+            CheckpointError: the file cannot be read, or belongs to another model.
             WorkerError: the same, on all workers but the first.
         """
         workers.restore(self._group, self.session, Path(path), strict=False)
 
     def _save(self, is_best: bool = False) -> None:
-        # Other workers give their parts of the state once for each file, and a callback may change it between the two.
+        # Other workers send their parts of the state once per file, and a callback may change it between the two.
         is_same = is_best and self._group.world_size == 1 and not self._callbacks.tell_checkpoints
         self.run_folder.save(self.session, self._position, is_same)
         self._group.barrier(name="the first worker to write a checkpoint")
         self._callbacks.call("on_checkpoint", self, self.latest)
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the other workers why this one stops, unless all stop for the same reason."""
+        """Send the other workers the reason for the stop, unless all stop for the same reason."""
         is_alike = TrainingInterrupted if self._steps_alone else NonFiniteLossError | TrainingInterrupted
         if not isinstance(error, is_alike):
             self._group.fail(error)
 
     def _stopped_by(self, error: BurnishError) -> BurnishError:
-        """Save the state; return the error with the place of the checkpoint and, for a loss that is not finite, with advice."""
+        """Save the state; return the error with the path of the checkpoint and, for a non-finite loss, with advice."""
         position = self._position
         text = f"{str(error).rstrip('.')}. Training stopped in epoch {position.epoch + 1}, batch {position.batch + 1}"
         is_saved = False
@@ -488,10 +489,10 @@ class Trainer:
         return WorkerError(text, error.comes_again) if isinstance(error, WorkerError) else type(error)(text)
 
     def _advice(self, is_saved: bool) -> str:
-        """Return what to do about a loss that is not finite: it is that of the state before the step, whatever its rate.
+        """Return advice on a non-finite loss, which comes from the state before the step, whatever its rate.
 
         Args:
-            is_saved: whether the latest checkpoint is of that state, from which no rate leads on.
+            is_saved: True if the latest checkpoint has that state, from which no rate helps.
         """
         position = self._position
         if position.step == self._first_step:
@@ -523,13 +524,13 @@ class Trainer:
             return False
 
     def _wish(self) -> int:
-        """What this worker wants, for the vote."""
+        """The vote of this worker."""
         if self._stop.noted is not None:
             return workers.TERMINATE if self._stop.noted == signal.SIGTERM else workers.INTERRUPT
         return workers.GO_ON if self._callbacks.stop_reason is None else workers.STOP
 
     def _stop_if_asked(self) -> None:
-        """Save the state and leave the loop if Ctrl-C, SIGTERM or a callback asked for the end."""
+        """Save the state and leave the loop after Ctrl-C, SIGTERM or a callback's request."""
         alone = self._group.world_size == 1
         wish = self._wish() if alone else self._stop_vote.passed()
         if wish == workers.GO_ON:
@@ -552,17 +553,17 @@ def _steps_alone(parallel: DataParallel | None) -> bool:
 
 
 def _evaluation_only(program: Program, reported: Collection[str]) -> list[str]:
-    """Return the figures that evaluation gives and a step does not: those of whole data sets, such as an average precision."""
+    """Return the figures that only evaluation has: those over whole data sets, such as average precision."""
     totals = (total_of(entry.name) for entry in program.signature["evaluate"].outputs)
     names = dict.fromkeys(total[0] for total in totals if total is not None)
     return [name for name in names if name not in reported and name.partition(":")[0] != "loss"]
 
 
 def _watched_figure(program: Program, best_metric: str | None, data: RunData) -> str:
-    """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
+    """Return the figure that decides the best epoch; with evaluation data, it may be one over whole data sets."""
     signature = program.signature["step"]
     reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
-    # Metrics first: among what is reported stand the terms of a loss too.
+    # Metrics first, as the reported figures also include the terms of a loss.
     metrics = [name for name in program.options.get("metrics", ()) if name in reported or data.evaluation is not None]
     names = [*metrics, *(name for name in reported if name not in metrics)]
     if best_metric is None:

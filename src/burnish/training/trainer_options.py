@@ -1,6 +1,6 @@
-"""What a trainer is asked for, checked before anything is read.
+"""The options of a trainer, checked before anything is read.
 
-Nothing heavy is imported here: the help of the command line lists these options.
+The help of the command line lists these options, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _check_count(name: str) -> Callable[[Any], int]:
     def check(number: Any) -> int:
         if not is_whole(number) or number < 1:
             raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
-        return int(number)  # NumPy's numbers do not go into a checkpoint's record
+        return int(number)  # NumPy's numbers cannot be stored in a checkpoint's record
 
     return check
 
@@ -74,7 +74,7 @@ def _check_sound(sound: Any) -> Any:
 
 
 def check_one_evaluation(eval_data: object, eval_split: object) -> None:
-    """Raise ConfigurationError for data to evaluate on beside a part of the training data."""
+    """Raise ConfigurationError if both evaluation data and a held-out part are given."""
     if eval_data is not None and eval_split is not None:
         raise ConfigurationError(
             "eval_data (--eval-data) names data to evaluate on, and eval_split (--eval-split) holds out a part of the training "
@@ -84,7 +84,7 @@ def check_one_evaluation(eval_data: object, eval_split: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(Options):
-    """What is evaluated on, where there are no data for it alone; ``Trainer`` says what each option is."""
+    """The evaluation option without separate data; ``Trainer`` documents it."""
 
     eval_split: EvalSplit | str | float | None = option(
         None,
@@ -99,7 +99,7 @@ class EvaluationOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SoundOptions(Options):
-    """What is done to sounds; ``burnish.data.open_dataset`` says what the option is."""
+    """The preprocessing of sounds; ``burnish.data.open_dataset`` documents it."""
 
     sound: SoundLike | None = option(
         None,
@@ -113,7 +113,7 @@ class SoundOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """What a trainer and the commands that train are asked for alike; ``Trainer`` says what each option is."""
+    """The options shared by trainers and the commands that train; ``Trainer`` documents each option."""
 
     epochs: int = option(
         1, check=_check_count("epochs"), help="Passes over the data.", is_common=True, short="-e", kind=int, least=1
@@ -160,13 +160,13 @@ class RunOptions(Options):
     best_metric: str | None = option(None, help="Metric that decides the best epoch.", shown_default="the first metric")
 
     def run_options(self) -> dict[str, Any]:
-        """Return these options by name, as ``Trainer`` takes them."""
+        """Return these options by name, for ``Trainer``."""
         return {name: getattr(self, name) for name in declarations(RunOptions)}
 
 
 @dataclass(frozen=True)
 class TrainerOptions(RunOptions):
-    """What a trainer is asked for; ``Trainer`` says what each option is."""
+    """The options of a trainer; ``Trainer`` documents each option."""
 
     eval_data: DataSource | None = option(None)
     _: KW_ONLY

@@ -1,4 +1,4 @@
-"""The workers of a run beside their steps: they agree, start in one state, evaluate, stop after the same step."""
+"""The work of a run's workers besides steps: agreement, common start, evaluation, and a common stop."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Result = TypeVar("Result")
 
 
 GO_ON, STOP, INTERRUPT, TERMINATE = range(4)
-"""What a worker wants: to go on, or the end that a callback, Ctrl-C or SIGTERM asked for."""
+"""Votes of a worker: to go on, or to stop for a callback, Ctrl-C or SIGTERM."""
 
 
 class StopVote:
-    """The vote of the workers, asked at each step without waiting: a step's answer is there when its gradients are.
+    """The vote of the workers at each step, without waiting: the result arrives with the gradients.
 
-    All workers learn it at the same step, so that all stop after the same one.
+    All workers learn it at the same step, so all stop after the same one.
     """
 
     def __init__(self, group: ProcessGroup):
@@ -49,7 +49,7 @@ class StopVote:
         self._vote = vote, self._group.begin_all_reduce(vote, "max", name="whether to stop")
 
     def passed(self) -> int:
-        """Return the strongest wish in the vote that was begun; ``GO_ON`` where none was."""
+        """Return the strongest vote; ``GO_ON`` if none was begun."""
         if self._vote is None:
             return GO_ON
         (vote, pending), self._vote = self._vote, None
@@ -58,10 +58,10 @@ class StopVote:
 
 
 def on_first(group: ProcessGroup, function: Callable[[], Any], name: str) -> Any:
-    """Return on all workers what a function returns on rank 0: a JSON-compatible value.
+    """Return on all workers the JSON-compatible result of a function on rank 0.
 
     Raises:
-        BurnishError: what ``function`` raised, on rank 0.
+        BurnishError: the error of ``function``, on rank 0.
         WorkerError: the same, on the others.
     """
     told: dict[str, Any] = {}
@@ -80,16 +80,16 @@ def on_first(group: ProcessGroup, function: Callable[[], Any], name: str) -> Any
 
 
 def on_all(group: ProcessGroup, function: Callable[[], Result], name: str) -> Result:
-    """Return what a function returns on this worker, where it succeeds on all of them.
+    """Return the result of a function on this worker, if it succeeds on all of them.
 
     Args:
         group: the workers.
-        function: what each does by itself, however long it takes: it exchanges nothing.
-        name: what the others wait for, for messages.
+        function: work of each worker, of any duration, without exchanges.
+        name: the work that others wait for, in messages.
 
     Raises:
-        BurnishError: what ``function`` raised here, where rank 0 did not raise the same.
-        WorkerError: it failed elsewhere, or on rank 0 as here: the first rank on which it did, and its error.
+        BurnishError: the error of ``function`` here, unless rank 0 raised the same.
+        WorkerError: it failed on another rank, or on rank 0 with the same error; names the first such rank.
     """
     failure: BurnishError | None = None
     try:
@@ -112,14 +112,14 @@ def on_all(group: ProcessGroup, function: Callable[[], Result], name: str) -> Re
 
 
 def agree(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
-    """Check that all workers say the same.
+    """Check that all workers have the same facts.
 
     Args:
         group: the workers.
-        facts: what they are to agree on, in words, with JSON-compatible values.
+        facts: facts to compare: descriptions with JSON-compatible values.
 
     Raises:
-        WorkerError: they do not: what differs, by rank, with both values.
+        WorkerError: a fact differs; names it with both values, by rank.
     """
     said = group.all_gather_json(dict(facts), name="what each worker trains")
     for what in facts:
@@ -134,7 +134,7 @@ def agree(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
 
 
 def described(dataset: Dataset) -> dict[str, Any]:
-    """Return what must be alike on all workers: the size of a data set, its arrays, its classes, and a few of its samples."""
+    """Return the facts of a data set that all workers must share: its size, arrays, classes, and a few samples."""
     count = len(dataset)
     places = np.unique(np.linspace(0, count - 1, SAMPLES_COMPARED).astype(np.int64))
     samples = dataset.batch(places)
@@ -152,16 +152,16 @@ def described(dataset: Dataset) -> dict[str, Any]:
 
 
 def spread(group: ProcessGroup, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that rank 0 has; all workers give arrays of the same names, shapes and dtypes."""
+    """Return the arrays of rank 0; all workers give arrays of the same names, shapes and dtypes."""
     if group.world_size == 1:
         return dict(state)
     import torch
 
     received = {}
     for name in sorted(state):
-        array = np.array(state[name], order="C")  # a copy, which is written to
+        array = np.array(state[name], order="C")  # a copy to write to
         if array.size:
-            # As bytes: PyTorch need not know the dtype.
+            # As bytes, since PyTorch may not know the dtype.
             content = torch.from_numpy(array.reshape(-1).view(np.uint8))
             group.broadcast(content, name=f"the state '{name}'")
         received[name] = array
@@ -169,7 +169,7 @@ def spread(group: ProcessGroup, state: Mapping[str, np.ndarray]) -> dict[str, np
 
 
 def restore(group: ProcessGroup, session: Session, path: Path, strict: bool = True) -> None:
-    """Restore a checkpoint that rank 0 reads, on all workers.
+    """Restore a checkpoint on all workers, read by rank 0.
 
     Raises:
         CheckpointError: as ``Session.restore``.
@@ -181,13 +181,13 @@ def restore(group: ProcessGroup, session: Session, path: Path, strict: bool = Tr
             session.restore(path, strict)
 
     if session.evaluates_together and group.rank:
-        session.take_part()  # what the checkpoint lacks is taken from the present state
+        session.take_part()  # entries missing in the checkpoint come from the present state
     on_first(group, read, f"the checkpoint '{path}'")
     take_over_state(group, session)
 
 
 def take_over_state(group: ProcessGroup, session: Session) -> None:
-    """Give the sessions of all workers the state that rank 0's has."""
+    """Give the sessions of all workers the state of rank 0."""
     if group.world_size > 1 and not session.take_over(lambda name, array: spread(group, {name: array})[name]):
         state = spread(group, session.state())
         if group.rank:
@@ -197,17 +197,17 @@ def take_over_state(group: ProcessGroup, session: Session) -> None:
 def evaluate(
     group: ProcessGroup, session: Session, loader: Loader, *, parameters: str | None = None, looked_up: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the loss and the metrics over a data set, whose batches the workers share.
+    """Return the loss and the metrics over a data set, with its batches shared among the workers.
 
-    The totals of all batches are added as one process would: counts exactly, sums rounded once. So the figures do not depend on
-    the number of workers.
+    The totals of all batches are added as in one process: counts exactly, sums rounded once. So the figures do not depend on the
+    number of workers.
 
     Args:
         group: the workers.
-        session: this worker's.
+        session: this worker's session.
         loader: all batches, the same on all workers.
-        parameters: as ``Session.evaluate`` takes it.
-        looked_up: called after each batch.
+        parameters: as in ``Session.evaluate``.
+        looked_up: function called after each batch.
 
     Raises:
         InputError: as ``Session.evaluate_data``.
@@ -219,7 +219,7 @@ def evaluate(
         batches.append(session.evaluate_totals(batch, parameters))
         looked_up()
     if session.evaluates_together and len(loader) % group.world_size and group.rank >= len(loader) % group.world_size:
-        session.take_part()  # the others have a batch more
+        session.take_part()  # the others have one more batch
     totals = Totals()
     for content in group.all_gather_bytes(_packed(batches), name="the totals of the evaluation"):
         for part in _unpacked(content):
