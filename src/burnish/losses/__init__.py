@@ -1,7 +1,7 @@
-"""Losses: what training minimizes, as sums of terms over sums of weights, in operators that autodiff differentiates.
+"""Losses: sums of terms over sums of weights, built from operators that autodiff differentiates.
 
-One file per family, on what is in ``base``. How a loss is wired into a program is in ``burnish.compiler``; what is only
-reported is in ``burnish.metrics``.
+There is one file per family; ``base`` holds the shared parts. ``burnish.compiler`` wires a loss into a program, and
+``burnish.metrics`` holds the figures that are only reported.
 """
 
 from __future__ import annotations

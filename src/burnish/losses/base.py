@@ -1,7 +1,7 @@
-"""What a loss is: the values it reads, the labels it compares them with, and the terms it adds up.
+"""The interface of a loss: the outputs it reads, the labels it compares them with, and the terms it adds up.
 
-Every term is ``coefficient * total / weight``, with totals and weights kept apart so that batches, replicas and clients of
-any size add up exactly. ``average`` is that division, ``combined`` the sum over the terms.
+Every term is ``coefficient * total / weight``. Totals and weights stay separate so that batches, replicas and clients of any size
+add up exactly. ``average`` does the division, ``combined`` sums the terms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from burnish.validation import check_choice
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
-"""What a prediction says of a class, or of a yes-or-no question: scores are only compared, with each other or with 0."""
+"""How a prediction encodes a class or a yes-or-no answer; scores are only compared, with each other or with 0."""
 Extents = tuple[int | str | None, ...]
 
 
@@ -30,12 +30,12 @@ class LabelSpec:
     """An input that a loss compares predictions with.
 
     Attributes:
-        name: name of the graph input: ``labels`` (class indices), ``targets`` (values), or what a loss needs beside them.
+        name: name of the graph input: ``labels`` (class indices), ``targets`` (values), or another input of the loss.
         dtype: ONNX element type.
         shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
-        minimum, maximum: the smallest and largest value that are valid; None where there is no bound or it is not known.
-        ignored: for class indices, the one value outside that range that is valid too.
-        two_values: whether the minimum and the maximum alone are valid, and nothing between them.
+        minimum, maximum: smallest and largest valid value; None if unbounded or unknown.
+        ignored: for class indices, the one value outside that range that is also valid.
+        two_values: True if only the minimum and the maximum are valid, and nothing between them.
     """
 
     name: str
@@ -49,11 +49,11 @@ class LabelSpec:
 
 @dataclass(frozen=True)
 class Activation:
-    """What a loss applies to its prediction itself: found at the end of a model, it is stepped over.
+    """An activation that a loss applies itself; at the end of a model, ``compile`` steps over it.
 
     Attributes:
-        operators: the standard operators that do it.
-        axis: the axis along which they do, -1 for the last, or None where they work on each element.
+        operators: the standard operators that compute it.
+        axis: the axis of the operators, -1 for the last; None if they work elementwise.
     """
 
     operators: tuple[str, ...]
@@ -69,11 +69,11 @@ class Reading:
     """One output of the model that a loss reads.
 
     Attributes:
-        output: its name; None leaves the choice to ``compile``, whose ``outputs`` says which.
-        activation: what is stepped over where the model ends in it.
-        position: which of the outputs that ``compile`` was given it is; of no meaning where it has a name.
-        takes: what it takes the output for, where it applies no activation; None: numbers of any kind.
-        class_axis: the axis of classes, where it reads such and applies no activation along it.
+        output: name of the output; None leaves the choice to ``compile`` and its ``outputs``.
+        activation: an activation to step over at the end of the model.
+        position: index into the outputs given to ``compile``; unused if ``output`` is set.
+        takes: scale that the loss expects if it applies no activation; None for any numbers.
+        class_axis: axis of the classes, for a loss that applies no activation along it.
     """
 
     output: str | None = None
@@ -84,7 +84,7 @@ class Reading:
 
     @property
     def classes_along(self) -> int | None:
-        """The axis of the classes, -1 for the last; None where elements are read one by one."""
+        """The axis of the classes, -1 for the last; None if elements are read one by one."""
         return self.class_axis if self.activation is None else self.activation.axis
 
 
@@ -92,12 +92,12 @@ class Term(NamedTuple):
     """One summand of a loss: ``coefficient * total / weight``.
 
     Attributes:
-        total: scalar, the sum over a batch, in the prediction's dtype.
-        weight: scalar, what that sum is divided by, in the same dtype.
-        coefficient: of the summand in the loss.
-        name: of the figure in reports; empty where the summand is all there is.
-        of_batch: whether it is the figure of a batch as a whole, with no number of samples to weigh it by: its average over
-            batches is reported, although its weight is 1.
+        total: the sum over a batch, a scalar in the prediction's dtype.
+        weight: the divisor of that sum, a scalar of the same dtype.
+        coefficient: factor of the summand in the loss.
+        name: name in reports; empty if the loss has only this term.
+        of_batch: True for a figure of the whole batch, with no number of samples to weigh it by. Reports then show its average
+            over batches, although its weight is 1.
     """
 
     total: Tensor
@@ -108,17 +108,17 @@ class Term(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What metrics of detection read of N pictures with A boxes and C classes, and at most M objects in each.
+    """Input of the detection metrics, for N pictures with A boxes, C classes and at most M objects each.
 
     Attributes:
         boxes: two corners, as fractions of a picture, ``[N, A, 4]``.
         scores: probabilities, ``[N, A, C]``.
-        labels: classes of the objects, int64 ``[N, M]``, -1 where there is none.
-        objects: their boxes, ``[N, M, 4]``.
-        crowd: 1 where an object does not count, int64 ``[N, M]``; None where all do.
-        areas: of the objects, in pixels, ``[N, M]``; None where they are not known.
-        sizes: height and width of the pictures, ``[N, 2]``; None where they are not known.
-        suppression: the overlap above which of two boxes of a class the less likely is left out; None: all stay.
+        labels: classes of the objects, int64 ``[N, M]``, -1 for no object.
+        objects: boxes of the objects, ``[N, M, 4]``.
+        crowd: 1 for an object that does not count, int64 ``[N, M]``; None if all count.
+        areas: areas of the objects in pixels, ``[N, M]``; None if unknown.
+        sizes: height and width of the pictures, ``[N, 2]``; None if unknown.
+        suppression: overlap above which the less likely of two boxes of a class is dropped; None keeps all.
     """
 
     boxes: Tensor
@@ -132,15 +132,15 @@ class Detections(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What a metric reads: a prediction, what it is compared with, and the loss that compares them.
+    """Input of a metric: a prediction, its label, and the loss that compares them.
 
     Attributes:
-        prediction: as the loss reads it.
-        label: what it is compared with.
+        prediction: the prediction as the loss reads it.
+        label: the label or target.
         loss: the loss.
         spec: the valid values of the label.
-        scale: what the prediction says where it answers which class, or yes or no; None where it answers neither.
-        detections: what the model found in pictures, of a loss of detectors alone.
+        scale: how the prediction encodes a class or a yes-or-no answer; None if it does neither.
+        detections: the detections, for losses of detectors.
     """
 
     prediction: Tensor
@@ -153,12 +153,12 @@ class Compared(NamedTuple):
 
 @runtime_checkable
 class Loss(Protocol):
-    """A loss; ``LossBase`` has what most have in common.
+    """The protocol of a loss; ``LossBase`` implements the parts that most losses share.
 
     Attributes:
-        name: how it is asked for.
+        name: name in ``burnish.losses.get``.
         readings: the outputs of the model that it reads.
-        default_metrics: names of metrics that are reported where none are asked for.
+        default_metrics: names of the metrics reported if the user asks for none.
     """
 
     @property
@@ -171,11 +171,11 @@ class Loss(Protocol):
     def default_metrics(self) -> tuple[str, ...]: ...
 
     def bind(self, outputs: Sequence[str]) -> Loss:
-        """Return the loss for a model whose outputs have these names; most losses are the same for all."""
+        """Return the loss for a model with outputs of these names; most losses return themselves."""
         ...
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the inputs that go with the predictions, one per reading.
+        """Return the inputs that the predictions (one per reading) are compared with.
 
         Raises:
             ConfigurationError: the loss cannot read such a prediction.
@@ -186,21 +186,21 @@ class Loss(Protocol):
         """Emit the terms, from one prediction per reading and one label per spec.
 
         Raises:
-            ConfigurationError: as ``label_specs``.
+            ConfigurationError: the loss cannot read such a prediction.
         """
         ...
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return what metrics read, or None where there is nothing to compare."""
+        """Return the input of the metrics, or None if there is nothing to compare."""
         ...
 
     def options(self) -> dict[str, Any]:
-        """Return name and settings as JSON-compatible values; ``get`` builds the loss from them again."""
+        """Return name and settings as JSON-compatible values, from which ``get`` rebuilds the loss."""
         ...
 
 
 class LossBase(NamedSettings):
-    """What losses that are frozen dataclasses have in common: one prediction, and settings that are their fields."""
+    """Base of losses that are frozen dataclasses: they read one prediction, and their fields are the settings."""
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ class LossBase(NamedSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """What metrics may take the prediction for; None where it answers neither which class nor yes or no."""
+        """How metrics may read the prediction; None if it encodes neither a class nor yes or no."""
         return None
 
     def bind(self, outputs: Sequence[str]) -> Self:
@@ -226,7 +226,7 @@ class LossBase(NamedSettings):
 
 
 def average(total: Tensor, weight: Tensor) -> Tensor:
-    """Emit ``total / weight``, and 0 (with gradient 0) where nothing was counted: both are 0 in a batch of ignored labels."""
+    """Emit ``total / weight``, and 0 (with gradient 0) if both are 0, as in a batch of ignored labels."""
     builder = total.builder
     nothing = builder.op("Equal", weight, 0.0)
     return total / builder.op("Where", nothing, builder.scalar(1.0, weight), weight, like=weight)
@@ -255,7 +255,7 @@ def size_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
 
 
 def mean_or_sum(elements: Tensor, reduction: str) -> tuple[Term, ...]:
-    """Emit the term of a loss that is the mean of some elements, or their sum."""
+    """Emit the term of a loss that is the mean or the sum of its elements."""
     one = elements.builder.scalar(1.0, elements)
     return (Term(sum_of(elements), one if reduction == "sum" else size_of(elements, elements.dtype)),)
 
@@ -268,7 +268,7 @@ def samples_of(tensor: Tensor, dtype: ir.DataType, axis: int = 0) -> Tensor:
 
 
 def check_reduction(loss: str, reduction: object, reductions: Sequence[str] = ("mean", "sum")) -> None:
-    """Raise ConfigurationError for a reduction that is none of ``reductions``."""
+    """Raise ConfigurationError for a reduction that is not in ``reductions``."""
     check_choice(loss, "reduction", reduction, reductions)
 
 
@@ -276,7 +276,7 @@ def floating_shape(loss: str, prediction: Tensor) -> Extents:
     """Return the extents of a prediction.
 
     Raises:
-        ConfigurationError: it is not floating-point, or its rank is not known.
+        ConfigurationError: the prediction is not floating-point, or its rank is unknown.
     """
     if not prediction.dtype.is_floating_point():
         raise ConfigurationError(
@@ -292,7 +292,7 @@ def floating_shape(loss: str, prediction: Tensor) -> Extents:
 
 
 def check_same_shape(loss: str, prediction: Tensor, other: Tensor) -> None:
-    """Raise ConfigurationError where two shapes are known to differ."""
+    """Raise ConfigurationError if two shapes are known to differ."""
     if prediction.shape is None or other.shape is None or same_shape(prediction.shape, other.shape):
         return
     left, right = prediction.shape.dims, other.shape.dims
@@ -306,11 +306,11 @@ def check_same_shape(loss: str, prediction: Tensor, other: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ElementwiseLoss(LossBase):
-    """A loss with one number per element; input ``targets``, of the prediction's dtype and shape.
+    """A loss with one number per element; its input ``targets`` has the prediction's dtype and shape.
 
     Attributes:
-        label_range: the smallest and the largest target that are valid, None where there is no bound.
-        are_two_values: whether no target between them is valid.
+        label_range: smallest and largest valid target, None for no bound.
+        are_two_values: True if no target between them is valid.
         reduction: ``mean`` over every element of the batch, or ``sum`` (the sum of weights is then the constant 1).
     """
 
@@ -324,13 +324,13 @@ class ElementwiseLoss(LossBase):
 
     @abstractmethod
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Emit the loss of each element, of the prediction's shape."""
+        """Emit the loss of each element, in the prediction's shape."""
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the spec of ``targets``: dtype and shape of the prediction.
 
         Raises:
-            ConfigurationError: the prediction is not floating-point, or its rank is not known.
+            ConfigurationError: the prediction is not floating-point, or its rank is unknown.
         """
         (prediction,) = predictions
         minimum, maximum = self.label_range
@@ -338,7 +338,7 @@ class ElementwiseLoss(LossBase):
         return (LabelSpec("targets", prediction.dtype, shape, minimum, maximum, two_values=self.are_two_values),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, the sum over all elements and their number; both inputs have one shape.
+        """Emit one term: the sum over all elements, and their number. Both inputs have the same shape.
 
         Raises:
             ConfigurationError: the prediction is not floating-point, or the shapes are known to differ.
@@ -349,7 +349,7 @@ class ElementwiseLoss(LossBase):
         return (Term(sum_of(self.elements(prediction, target)), self.weight(prediction)),)
 
     def weight(self, prediction: Tensor) -> Tensor:
-        """Emit what the sum is divided by, a scalar of the prediction's dtype."""
+        """Emit the divisor of the sum, a scalar of the prediction's dtype."""
         if self.reduction == "sum":
             return prediction.builder.scalar(1.0, prediction)
         return size_of(prediction, prediction.dtype)
@@ -357,10 +357,10 @@ class ElementwiseLoss(LossBase):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapping(NamedSettings):
-    """A loss that reads the outputs that another one reads, and says of them what that one says.
+    """Base of losses that wrap another loss and read the same outputs.
 
     Attributes:
-        loss: the other one.
+        loss: the wrapped loss.
     """
 
     loss: Loss
@@ -375,9 +375,9 @@ class Wrapping(NamedSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """What the prediction says, as the inner loss has it."""
+        """The scale of the wrapped loss."""
         return getattr(self.loss, "scale", None)
 
     def bind(self, outputs: Sequence[str]) -> Self:
-        """Return this around the inner loss bound to outputs of these names."""
+        """Return this wrapper around the inner loss, bound to outputs of these names."""
         return replace(self, loss=self.loss.bind(outputs))

@@ -1,4 +1,4 @@
-"""Binary cross-entropy, of each element as a yes-or-no question, and focal loss, in which confident right answers count less."""
+"""Binary cross-entropy, and focal loss, which gives confident right answers less weight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEAST_LOGARITHM = -100.0
 def softplus(x: Tensor) -> Tensor:
     """Emit ``log(1 + exp(x))`` as ``max(x, 0) + log(1 + exp(-|x|))``, finite for every finite x.
 
-    Both pieces change sides at the same 0, so that their slopes add up to the sigmoid there too.
+    Both pieces change sides at 0, so their slopes add up to the sigmoid there too.
     """
     builder = x.builder
     is_positive = builder.op("GreaterOrEqual", x, 0.0)
@@ -49,9 +49,9 @@ def softplus(x: Tensor) -> Tensor:
 class BinaryCrossEntropy(ElementwiseLoss):
     """``-(y log p + (1 - y) log(1 - p))`` of probabilities p and targets y in [0, 1].
 
-    As in ``torch.nn.functional.binary_cross_entropy`` no logarithm is less than -100, so that p = 0 and p = 1 have a finite
-    loss; there it passes no gradient on. A prediction outside [0, 1] gives NaN. Where the model ends in a sigmoid,
-    ``bce_with_logits`` is the better choice: it steps over the sigmoid and loses no digits.
+    Logarithms are clamped at -100, as in ``torch.nn.functional.binary_cross_entropy``, so p = 0 and p = 1 have a finite loss; a
+    clamped logarithm has gradient 0. A prediction outside [0, 1] gives NaN. If the model ends in a sigmoid, prefer
+    ``bce_with_logits``: it steps over the sigmoid and loses no digits.
     """
 
     name = "binary_cross_entropy"
@@ -64,7 +64,7 @@ class BinaryCrossEntropy(ElementwiseLoss):
 
 
 def bounded_log(p: Tensor) -> Tensor:
-    """Emit ``log p``, and -100 with gradient 0 where it would be less than that; NaN where p is negative."""
+    """Emit ``max(log p, -100)`` with gradient 0 at the bound; NaN for negative p."""
     builder = p.builder
     is_least = builder.op("LessOrEqual", p, math.exp(LEAST_LOGARITHM))
     is_least = builder.op("And", is_least, builder.op("GreaterOrEqual", p, 0.0))
@@ -76,7 +76,7 @@ def bounded_log(p: Tensor) -> Tensor:
 class BinaryCrossEntropyWithLogits(ElementwiseLoss):
     """Binary cross-entropy of logits x and targets y in [0, 1], as ``torch.nn.functional.binary_cross_entropy_with_logits``.
 
-    With w the weight of positive targets (1 where none is given)::
+    With w the weight of positive targets (default 1)::
 
         (1 - y) * x + (1 + (w - 1) * y) * log(1 + exp(-x))
 
@@ -128,13 +128,13 @@ bce_with_logits = BinaryCrossEntropyWithLogits
 class Focal(LossBase):
     """``w[y] * (1 - p[y])^gamma * -log p[y]`` of logits ``[N, C, d1, ...]`` and class indices y, with p their softmax.
 
-    Lin et al. 2017, "Focal Loss for Dense Object Detection", for several classes. The mean is over the positions whose label
-    is not ignore_index, whatever their weights.
+    This is Lin et al. 2017, "Focal Loss for Dense Object Detection", for several classes. The mean is over the positions whose
+    label is not ignore_index, regardless of their weights.
 
     Attributes:
         gamma: 0 or more; 0 is cross-entropy.
         weight: the paper's alpha, one finite number >= 0 per class, or None.
-        ignore_index: positions with this label do not count.
+        ignore_index: label of positions that do not count.
         reduction: ``mean`` or ``sum``.
     """
 
@@ -175,12 +175,12 @@ class Focal(LossBase):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFocal(ElementwiseLoss):
-    """The focal loss of yes-or-no questions, of logits x and targets y in [0, 1]; with p = sigmoid(x)::
+    """Focal loss of logits x and targets y in [0, 1], for yes-or-no questions; with p = sigmoid(x)::
 
         (alpha * y + (1 - alpha) * (1 - y)) * (1 - p_y)^gamma * bce_with_logits(x, y)
         1 - p_y = p * (1 - y) + (1 - p) * y
 
-    Lin et al. 2017; the definition of ``torchvision.ops.sigmoid_focal_loss``.
+    Lin et al. 2017, as defined by ``torchvision.ops.sigmoid_focal_loss``.
 
     Attributes:
         gamma: 0 or more.
@@ -214,7 +214,7 @@ class BinaryFocal(ElementwiseLoss):
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    """Emit ``base ** exponent`` of a base in [0, 1], with slope 0 where the base is 0 and the slope would be infinite."""
+    """Emit ``base ** exponent`` for a base in [0, 1], with slope 0 if the base is 0 and the slope would be infinite."""
     if exponent >= 1:
         return base**exponent
     builder = base.builder

@@ -1,4 +1,4 @@
-"""Losses made of others: a weighted sum over outputs of a model, of a resized prediction, of standardized values."""
+"""Losses made of other losses: a weighted sum over outputs, of a resized prediction, of standardized values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Summand(PlainSettings):
     """One loss of a sum.
 
     Attributes:
-        weight: what it is multiplied by, 0 or more.
+        weight: factor of the loss, 0 or more.
         loss: the loss.
         outputs: names of the outputs that it reads; empty leaves that to the loss, or to ``compile``.
     """
@@ -40,16 +40,16 @@ class Summand(PlainSettings):
         return tuple(replace(reading, output=name) for reading, name in zip(readings, self.outputs, strict=True))
 
     def label_name(self, name: str) -> str:
-        """The name of one of its labels: the loss's own name for it, and then the output that it belongs to."""
+        """The graph's name for one of its labels: the loss's own name, followed by the output."""
         return f"{name}:{'+'.join(self.outputs)}" if self.outputs else name
 
 
 @dataclass(frozen=True)
 class WeightedSum(PlainSettings):
-    """``sum of weight * loss``. Each loss is averaged by itself, over what it counts, and reported as ``loss:<name>``.
+    """``sum of weight * loss``. Each loss is averaged by itself over the elements it counts, and reported as ``loss:<name>``.
 
-    Where a summand names its output, so are its labels: ``labels:<output>``. Summands that name none read the same output and
-    share labels of one name.
+    If a summand names its output, its labels are named after it too: ``labels:<output>``. Summands without an output read the
+    same one and share labels of the same name.
     """
 
     name = "weighted_sum"
@@ -86,10 +86,10 @@ class WeightedSum(PlainSettings):
         return WeightedSum(tuple(replace(summand, loss=summand.loss.bind(outputs)) for summand in self.summands))
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of all summands, each name once, with the values that are valid for all that read it.
+        """Return the labels of all summands, each name once, with the values that every reader accepts.
 
         Raises:
-            ConfigurationError: as each loss, or labels of one name that two losses read as different things.
+            ConfigurationError: a loss rejects its predictions, or two losses read labels of one name as different things.
         """
         specs: dict[str, LabelSpec] = {}
         for summand, read in self._split(predictions):
@@ -113,7 +113,7 @@ class WeightedSum(PlainSettings):
         return tuple(terms)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return what the first loss that has metrics of its own compares, else the first that compares anything."""
+        """Return the input of the metrics from the first loss with default metrics, otherwise from the first loss."""
         by_name = self._labels(predictions, labels)
         for summand, read in self._split(predictions):
             if summand is self._compared:
@@ -141,7 +141,7 @@ class WeightedSum(PlainSettings):
         return {spec.name: label for spec, label in zip(self.label_specs(predictions), labels, strict=True)}
 
     def _term_names(self) -> list[str]:
-        """Return a name for each summand: that of its output, else that of its loss; both where one is not unique."""
+        """Return a name for each summand: its output, or its loss without one; both if that is not unique."""
         short = ["+".join(summand.outputs) or summand.loss.name for summand in self.summands]
         repeated = Counter(short)
         names = [
@@ -158,7 +158,7 @@ class WeightedSum(PlainSettings):
 
 
 def _shared(left: LabelSpec, right: LabelSpec, loss: Loss) -> LabelSpec:
-    """Return a label that two losses read; a value is valid where it is so for both."""
+    """Return the spec of a label that two losses read, with only the values that are valid for both."""
     if (left.dtype, left.shape) != (right.dtype, right.shape):
         raise ConfigurationError(
             f"weighted_sum: the loss {loss.name} reads '{left.name}' as {_described(right)}, and another as {_described(left)}: "
@@ -182,11 +182,11 @@ def weighted_sum(losses: Mapping[str, Any] | Iterable[Any]) -> WeightedSum:
     """Return the weighted sum of losses.
 
     Args:
-        losses: ``{output: loss}`` or ``{output: (weight, loss)}``; or a list of ``(weight, loss)``, ``(weight, loss, output)``.
-            A loss is whatever ``get`` takes; an output is a name, or several where the loss reads several.
+        losses: ``{output: loss}`` or ``{output: (weight, loss)}``; or a list of ``(weight, loss)``, ``(weight, loss, output)``. A
+            loss is anything that ``get`` takes. An output is a name, or several names if the loss reads several.
 
     Raises:
-        ConfigurationError: something else, a weight that is negative or no number, or a loss that there is not.
+        ConfigurationError: another kind of argument, a negative or non-numeric weight, or an unknown loss.
     """
     if isinstance(losses, Mapping):
         pairs = ((loss if isinstance(loss, tuple | list) else (1.0, loss), output) for output, loss in losses.items())
@@ -216,20 +216,20 @@ def _summand(entry: Any) -> Summand:
 
 Interpolation = Literal["linear", "nearest", "cubic"]
 PLANE = 2
-"""Axes of the height and the width of a prediction ``[N, C, height, width]``, counted from the end."""
+"""Number of axes for height and width, the last of a prediction ``[N, C, height, width]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resized(Wrapping):
-    """Another loss of the prediction ``[N, C, height, width]``, which is resized to the labels first.
+    """Another loss of the prediction ``[N, C, height, width]``, resized to the labels first.
 
-    Segmentation models often give an eighth of the height and width of a picture, and are trained at full size. Resized as
-    ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`` does it. Metrics read the resized prediction too;
-    the model that is exported stays as it was, and gives the small one.
+    Segmentation models often output an eighth of a picture's height and width, but are trained at full size. The resizing is that
+    of ``torch.nn.functional.interpolate(mode="bilinear", align_corners=False)``. Metrics read the resized prediction too; the
+    exported model still returns the small one.
 
     Attributes:
-        loss: of one prediction and one label that has its height and width as the last two axes.
-        size: height and width of the labels; None leaves them open, and each batch is resized to its own.
+        loss: loss of one prediction and one label whose last two axes are height and width.
+        size: height and width of the labels; None resizes each batch to its own labels.
         interpolation: ``linear``, ``nearest`` or ``cubic``.
     """
 
@@ -256,10 +256,10 @@ class Resized(Wrapping):
         object.__setattr__(self, "size", sides)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of the loss, with the height and width that they have here.
+        """Return the labels of the loss, with the height and width given here.
 
         Raises:
-            ConfigurationError: as the loss, or a prediction that is not ``[N, C, height, width]``.
+            ConfigurationError: the loss rejects the prediction, or it is not ``[N, C, height, width]``.
         """
         shape = floating_shape(self.name, predictions[0])
         if len(shape) != 4:
@@ -277,7 +277,7 @@ class Resized(Wrapping):
         return tuple(replace(spec, shape=(*spec.shape[:-PLANE], *sides)) for spec in specs)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss, of the resized prediction."""
+        """Emit the terms of the loss, computed from the resized prediction."""
         self.label_specs(predictions)
         return self.loss.terms([self._resized(predictions[0], labels[0])], labels)
 
@@ -304,10 +304,10 @@ class Resized(Wrapping):
 
 
 def resized(loss: LossLike, size: Sequence[int] | None = None, interpolation: Interpolation = "linear") -> Resized:
-    """Return a loss whose prediction is resized to its labels; see ``Resized``.
+    """Return a loss of a prediction resized to its labels; see ``Resized``.
 
     Args:
-        loss: whatever ``get`` takes, such as ``"cross_entropy"``.
+        loss: anything that ``get`` takes, such as ``"cross_entropy"``.
         size: height and width of the labels; None leaves them open.
         interpolation: ``linear``, ``nearest`` or ``cubic``.
     """
@@ -316,13 +316,13 @@ def resized(loss: LossLike, size: Sequence[int] | None = None, interpolation: In
 
 @dataclass(frozen=True, kw_only=True)
 class Standardized(Wrapping):
-    """Another loss of values, in units of the targets' standard deviation: of ``(x - mean) / std`` of prediction and target.
+    """Another loss in units of the targets' standard deviation: of ``(x - mean) / std`` of prediction and target.
 
-    The model predicts, and data hold, values in their own units, in which metrics are too; the loss and its gradients have the
-    size that they have for standardized targets.
+    The model's predictions, the data and the metrics keep their own units; the loss and its gradients are as large as for
+    standardized targets.
 
     Attributes:
-        loss: of one prediction and one target of its shape, such as ``mse`` or ``huber``.
+        loss: loss of one prediction and one target of its shape, such as ``mse`` or ``huber``.
         mean, std: of the targets, one number for each along their last axis, or one for all.
     """
 
@@ -350,7 +350,7 @@ class Standardized(Wrapping):
         """Return the targets of the loss.
 
         Raises:
-            ConfigurationError: as the loss, or the prediction has another number of values than there are means.
+            ConfigurationError: the loss rejects the prediction, or the prediction's last axis does not match the means.
         """
         specs = self.loss.label_specs(predictions)
         width = predictions[0].dimension(-1) if predictions[0].rank else None
@@ -362,7 +362,7 @@ class Standardized(Wrapping):
         return specs
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss, of the standardized prediction and target."""
+        """Emit the terms of the loss, computed from the standardized prediction and target."""
         self.label_specs(predictions)
         return self.loss.terms([self._scaled(predictions[0])], [self._scaled(labels[0])])
 
@@ -379,7 +379,7 @@ def standardized(loss: LossLike = "mse", *, mean: Sequence[float], std: Sequence
     """Return a loss in units of the targets' standard deviation; see ``Standardized``.
 
     Args:
-        loss: whatever ``get`` takes.
-        mean, std: of the targets, a number for each.
+        loss: anything that ``get`` takes.
+        mean, std: mean and standard deviation of each target.
     """
     return Standardized(loss=get(loss), mean=tuple(mean), std=tuple(std))

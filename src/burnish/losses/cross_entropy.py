@@ -1,4 +1,4 @@
-"""Losses over class indices: softmax cross-entropy, negative log-likelihood and divergence, and what they share."""
+"""Losses over class indices: softmax cross-entropy, negative log-likelihood, divergence, and their helpers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def classified_shape(
     option: str = "weight",
     class_axis: int = CLASS_AXIS,
 ) -> Extents:
-    """Return the extents of a prediction ``[N, C, d1, ...]``, for which ``option`` gave one number per class, or None.
+    """Return the extents of a prediction ``[N, C, d1, ...]`` with its classes along ``class_axis`` (1 or -1).
 
-    Its classes are along ``class_axis``, 1 or -1.
+    ``weight``, if given, holds one number per class; ``option`` names it in errors.
 
     Raises:
-        ConfigurationError: it is not floating-point, has no class axis, or not one class per weight.
+        ConfigurationError: the prediction is not floating-point, has no class axis, or not one class per weight.
     """
     shape = floating_shape(loss, prediction)
     if len(shape) < 2:
@@ -72,7 +72,7 @@ def class_labels(
     """Return the spec of ``labels``: the prediction's shape without the class axis, int64, 0 to C - 1.
 
     Raises:
-        ConfigurationError: as ``classified_shape``.
+        ConfigurationError: the prediction is not floating-point, has no class axis, or not one class per weight.
     """
     shape = classified_shape(loss, prediction, weight, class_axis=class_axis)
     axis = class_axis % len(shape)
@@ -91,7 +91,7 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
     """Return class weights as floats.
 
     Raises:
-        ConfigurationError: one is no finite number, or negative.
+        ConfigurationError: a weight is negative or not a finite number.
     """
     if weight is None:
         return None
@@ -102,7 +102,7 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
 
 
 def check_ignore_index(loss: str, ignore_index: object) -> None:
-    """Raise ConfigurationError for what is no integer, or one that labels cannot hold."""
+    """Raise ConfigurationError for anything but an integer that int64 labels can hold."""
     fits = is_whole(ignore_index) and -(2**63) <= ignore_index < 2**63
     require(fits, loss, "ignore_index", ignore_index, "an integer that int64 holds")
 
@@ -115,7 +115,7 @@ def class_weight_column(weight: Sequence[float], like: Tensor) -> Tensor:
 
 
 def positions(prediction: Tensor) -> Tensor:
-    """Emit the number of positions of ``[N, C, d1, ...]``: of elements without the class axis, in the prediction's dtype."""
+    """Emit the number of positions of ``[N, C, d1, ...]``, elements without the class axis, in the prediction's dtype."""
     builder = prediction.builder
     return builder.cast(builder.op("Size", prediction) / class_count(prediction), prediction.dtype)
 
@@ -127,8 +127,8 @@ LAST_AXIS = -1
 class CrossEntropy(LossBase):
     """Softmax cross-entropy from logits ``[N, C, d1, ...]``, or ``[N, d1, ..., C]`` with ``class_axis=-1``.
 
-    With log p = LogSoftmax(logits), y the label, w the class weights (1 where none are given) and s the smoothing, over class
-    indices (``labels``, ``[N, d1, ...]``)::
+    With log p = LogSoftmax(logits), y the label, w the class weights (default 1) and s the smoothing, over class indices
+    (``labels``, ``[N, d1, ...]``)::
 
         term   = (1 - s) * w[y] * -log p[y]  +  s / C * sum_c w[c] * -log p[c]
         loss   = sum(term) / sum(w[y])      over the positions whose label is not ignore_index
@@ -138,15 +138,15 @@ class CrossEntropy(LossBase):
         term   = sum_c ((1 - s) * q[c] + s / C) * w[c] * -log p[c]
         loss   = sum(term) / number of positions
 
-    These are the semantics of ``torch.nn.functional.cross_entropy``, with one difference: where every label of a batch is
-    ignored, the sum of weights is 0 and PyTorch's mean is NaN; ``average`` gives loss 0 and gradients 0.
+    These are the semantics of ``torch.nn.functional.cross_entropy``, with one difference: if every label of a batch is ignored,
+    PyTorch's mean is NaN, and here loss and gradients are 0.
 
     Attributes:
-        ignore_index: positions with this label add neither a term nor a weight; of no meaning for probabilities.
+        ignore_index: label of positions that add neither a term nor a weight; unused for probabilities.
         label_smoothing: share s of the target that is spread evenly over all classes, in [0, 1].
         weight: one finite number >= 0 per class, or None.
-        probabilities: compare with probabilities in place of class indices.
-        class_axis: 1, or -1 for a model whose classes are along the last axis, as those of language models are.
+        probabilities: True to compare with probabilities instead of class indices.
+        class_axis: 1, or -1 for classes along the last axis, as in language models.
         reduction: ``mean`` as above; ``sum`` leaves the division out (the sum of weights is the constant 1).
     """
 
@@ -201,7 +201,7 @@ class CrossEntropy(LossBase):
                 shape and dtype.
 
         Raises:
-            ConfigurationError: as ``label_specs``, or logits and probabilities whose shapes are known to differ.
+            ConfigurationError: ``label_specs`` rejects the logits, or the shapes of logits and probabilities are known to differ.
         """
         self._shape(predictions[0])
         prediction, label = self._by_position(predictions[0], labels[0])
@@ -215,9 +215,9 @@ class CrossEntropy(LossBase):
         return classified_shape(self.name, prediction, self.weight, class_axis=self.class_axis)
 
     def _by_position(self, prediction: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both with the classes along axis 1; where they are along the last, as one row of classes for each position.
+        """Return both with the classes along axis 1; with classes along the last axis, flatten to one row per position.
 
-        The elements stay where they are in memory: a softmax goes along lines without gaps.
+        Flattening moves no elements in memory, so the softmax runs along contiguous rows.
         """
         if self.class_axis == CLASS_AXIS:
             return prediction, label
@@ -259,10 +259,10 @@ cross_entropy = CrossEntropy
 class NegativeLogLikelihood(LossBase):
     """``-w[y] * x[y]`` of log-probabilities x ``[N, C, d1, ...]`` and class indices y, as ``torch.nn.functional.nll_loss``.
 
-    The mean is over ``sum(w[y])``, of the positions whose label is not ignore_index; where all are ignored, the loss is 0.
+    The mean divides by ``sum(w[y])`` over the positions whose label is not ignore_index; if all are ignored, the loss is 0.
 
     Attributes:
-        ignore_index: positions with this label add neither a term nor a weight.
+        ignore_index: label of positions that add neither a term nor a weight.
         weight: one finite number >= 0 per class, or None.
         reduction: ``mean`` as above; ``sum`` leaves the division out.
     """
@@ -298,10 +298,10 @@ class NegativeLogLikelihood(LossBase):
 
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(ElementwiseLoss):
-    """``y * (log y - x)`` of log-probabilities x and probabilities y, as ``torch.nn.functional.kl_div``; 0 where y = 0.
+    """``y * (log y - x)`` of log-probabilities x and probabilities y, as ``torch.nn.functional.kl_div``; 0 for y = 0.
 
     Attributes:
-        log_target: the targets are log-probabilities too: ``exp(y) * (y - x)``.
+        log_target: True if the targets are log-probabilities too: ``exp(y) * (y - x)``.
         reduction: ``batchmean``, the divergence itself, averaged over axis 0; ``mean`` over every element, which is smaller by
             the number of elements of a sample; or ``sum``.
     """

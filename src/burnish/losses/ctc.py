@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: labels of a sequence, without knowing which frame each belongs to."""
+"""Connectionist temporal classification, for label sequences that are not aligned with the frames."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PADDING = -1
 class ConnectionistTemporalClassification(LossBase):
     """``-log p(labels)``, summed over all alignments, as ``torch.nn.functional.ctc_loss`` (Graves et al. 2006).
 
-    It reads logits ``[N, T, C]`` and applies the softmax itself, which leaves log-probabilities as they are. Beside ``labels``
-    ``[N, S]``, padded with anything that is a class or with -1, it takes ``input_lengths [N]``, the frames that count, and
-    ``target_lengths [N]``, the labels that count, all int64. The mean divides the loss of a sequence by the number of its
-    labels, at least 1, and averages over the sequences.
+    It reads logits ``[N, T, C]`` and applies the softmax itself, which leaves log-probabilities unchanged. The other inputs, all
+    int64, are ``labels`` ``[N, S]``, padded with any class or with -1, ``input_lengths [N]``, the number of frames that count,
+    and ``target_lengths [N]``, the number of labels that count. The mean divides the loss of each sequence by the number of its
+    labels (at least 1) and averages over the sequences.
 
     Attributes:
-        blank: class index of no label.
-        zero_infinity: a sequence with fewer frames than its labels need has loss and gradient 0, in place of infinity.
-        time_first: the logits are ``[T, N, C]``.
+        blank: class index of the blank.
+        zero_infinity: True for loss and gradient 0, instead of infinity, if a sequence has fewer frames than its labels need.
+        time_first: True for logits ``[T, N, C]``.
         reduction: ``mean`` as above; ``sum`` leaves both divisions out.
     """
 
@@ -59,7 +59,7 @@ class ConnectionistTemporalClassification(LossBase):
         require(is_whole(self.blank) and self.blank >= 0, self.name, "blank", self.blank, "a class index, 0 or more")
 
     def check_samples(self, prediction: str, axis: int | None) -> None:
-        """Raise ConfigurationError where samples stand along the second axis of the logits, and the loss reads frames there."""
+        """Raise ConfigurationError if samples are along the second axis of the logits, which this loss reads as frames."""
         if axis == 1 and not self.time_first:
             raise ConfigurationError(
                 f"{self.name}: the prediction '{prediction}' has frames along its first axis and samples along the second, and "
@@ -67,14 +67,14 @@ class ConnectionistTemporalClassification(LossBase):
             )
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return None: no metric knows alignments."""
+        """Return None: no metric supports alignments."""
         return None
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the specs of ``labels``, ``input_lengths`` and ``target_lengths``, all int64.
 
         Raises:
-            ConfigurationError: the prediction is not floating-point, not of three axes, or has no class ``blank``.
+            ConfigurationError: the prediction is not floating-point, does not have three axes, or has no class ``blank``.
         """
         (prediction,) = predictions
         shape = floating_shape(self.name, prediction)
@@ -102,7 +102,7 @@ class ConnectionistTemporalClassification(LossBase):
         """Emit one term.
 
         Raises:
-            ConfigurationError: as ``label_specs``.
+            ConfigurationError: ``label_specs`` rejects the prediction.
         """
         self.label_specs(predictions)
         (logits,), (label, input_lengths, target_lengths) = predictions, labels

@@ -1,8 +1,8 @@
-"""What losses of detectors share: the objects of each picture, padded to one number, and where predictions lie in a picture.
+"""Shared parts of detection losses: the padded objects of each picture, and the positions of predictions in it.
 
-Boxes of objects are two corners, as fractions of the width and height of a picture. Which prediction answers for which object is
-part of the graph, in operators that any runtime has, and no gradient goes through it: a program stays a function of its batch,
-which a runtime without Python runs too.
+Boxes of objects are two corners, as fractions of a picture's width and height. The matching of predictions with objects is part
+of the graph, in operators that every runtime has, and passes no gradient. A program therefore remains a function of its batch,
+and a runtime without Python can run it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from burnish.settings import plain
 from burnish.validation import is_number, is_whole, require
 
 PADDING = -1
-"""The label of a place that holds no object."""
+"""Label of an empty place."""
 LABELS, BOXES, CROWD, AREAS, SIZES = "labels", "boxes", "crowd", "areas", "sizes"
 MOSTLY = 0.5
-"""The share of an anchor in a crowd from which it is no background."""
+"""Share of an anchor that must be in a crowd before it no longer counts as background."""
 
 
 class Objects(NamedTuple):
     """The objects of a batch.
 
     Attributes:
-        labels: class indices ``[N, M]``, int64; 0 where there is no object to find.
+        labels: class indices ``[N, M]``, int64; 0 for an empty place.
         boxes: corners, each ``[N, M, 1]``.
-        counts: whether there is an object to find, bool ``[N, M]``.
-        crowd: whether there is a region of many objects, bool ``[N, M]``; None where no loss input says so.
+        counts: True for an object to find, bool ``[N, M]``.
+        crowd: True for a region of many objects, bool ``[N, M]``; None if no input of the loss marks them.
     """
 
     labels: Tensor
@@ -49,14 +49,14 @@ class Objects(NamedTuple):
 class DetectionLoss(LossBase):
     """A loss that reads boxes and scores, and compares them with the objects of each picture.
 
-    The inputs are ``labels [N, M]``, int64, -1 where a place holds no object, and ``boxes [N, M, 4]``, two corners as fractions
-    of the picture, left, top, right, bottom. M may differ from batch to batch, and is 1 at least.
+    The inputs are ``labels [N, M]``, int64, -1 for an empty place, and ``boxes [N, M, 4]``, two corners as fractions of the
+    picture: left, top, right, bottom. M may differ from batch to batch and is at least 1.
 
     Attributes:
-        crowd: whether there are three more inputs: ``crowd [N, M]``, 1 where a box is a region of many objects, or one that does
-            not count; ``areas [N, M]``, of objects in pixels; and ``sizes [N, 2]``, height and width of the pictures. A region is
-            nothing to find, and what lies in it is no background.
-        outputs: names of the model's outputs, the boxes and then the scores; None leaves that to ``compile``.
+        crowd: True for three more inputs: ``crowd [N, M]``, 1 for a box that is a region of many objects or does not count;
+            ``areas [N, M]``, of objects in pixels; and ``sizes [N, 2]``, height and width of the pictures. A region is not an
+            object to find, and anything inside it is not background.
+        outputs: names of the model's outputs, first the boxes, then the scores; None leaves that to ``compile``.
     """
 
     default_metrics = ("coco_map",)
@@ -73,11 +73,11 @@ class DetectionLoss(LossBase):
         object.__setattr__(self, "outputs", names)
 
     def output(self, position: int) -> str | None:
-        """Return the name of an output, where it was given."""
+        """Return the name of an output, or None if no names were given."""
         return None if self.outputs is None else self.outputs[position]
 
     def object_specs(self, prediction: Tensor, classes: int) -> tuple[LabelSpec, ...]:
-        """Return the specs of the inputs, for predictions whose first axis is the batch."""
+        """Return the specs of the inputs, for predictions with the batch as the first axis."""
         batch = floating_shape(self.name, prediction)[0]
         labels = LabelSpec(LABELS, ir.DataType.INT64, (batch, "objects"), 0, classes - 1, PADDING)
         specs = (labels, LabelSpec(BOXES, prediction.dtype, (batch, "objects", 4)))
@@ -91,7 +91,7 @@ class DetectionLoss(LossBase):
         )
 
     def objects(self, inputs: Sequence[Tensor]) -> Objects:
-        """Emit what the inputs of a loss say."""
+        """Emit the objects that the inputs of a loss describe."""
         labels, boxes = inputs[:2]
         builder = labels.builder
         there = builder.op("GreaterOrEqual", labels, 0)
@@ -104,13 +104,13 @@ class DetectionLoss(LossBase):
         return Objects(index, corners(boxes), there, crowd)
 
     def detected(self, boxes: Tensor, scores: Tensor, inputs: Sequence[Tensor], threshold: float | None) -> Compared:
-        """Return what metrics of detection read.
+        """Return the input of the detection metrics.
 
         Args:
             boxes: corners ``[N, A, 4]``, as fractions.
             scores: probabilities ``[N, A, C]``.
-            inputs: of the loss.
-            threshold: the overlap above which of two boxes of a class the one with the lower score is left out; None: all stay.
+            inputs: inputs of the loss.
+            threshold: overlap above which the lower-scoring of two boxes of a class is dropped; None keeps all.
         """
         labels, objects, *further = inputs
         crowd, areas, sizes = further or (None, None, None)
@@ -127,18 +127,18 @@ def check_predictions(
     per_box: int,
     layout: tuple[str, str],
 ) -> int:
-    """Return the number of scores of each box, of predictions ``[N, A, per_box]`` and ``[N, A, scores]``.
+    """Return the number of scores of each box, for predictions ``[N, A, per_box]`` and ``[N, A, scores]``.
 
     Args:
         loss: the loss, for messages.
         predictions: boxes and scores.
-        names: what the two are called.
-        places: how many boxes there are to be, where that is known.
-        per_box: numbers of a box.
-        layout: what the scores are of, and what else to do, for messages.
+        names: names of the two outputs.
+        places: expected number of boxes, or None.
+        per_box: numbers per box.
+        layout: layout of the scores and an extra remedy, for messages.
 
     Raises:
-        ConfigurationError: predictions of another shape.
+        ConfigurationError: the predictions have another shape.
     """
     boxes, scores = (floating_shape(loss.name, prediction) for prediction in predictions)
     wanted = [(boxes[1:], (places, per_box)), (scores[1:], (places, None))]
@@ -158,7 +158,7 @@ def check_predictions(
 
 
 def places_along(tensor: Tensor, axis: int) -> Tensor:
-    """Emit 0, 1, ... for the places along an axis, int64."""
+    """Emit 0, 1, ... along an axis, int64."""
     builder = tensor.builder
     extent = builder.op("Shape", tensor, start=axis, end=axis + 1)
     count = builder.op("Squeeze", extent, builder.integers([0]), shape=())
@@ -168,7 +168,7 @@ def places_along(tensor: Tensor, axis: int) -> Tensor:
 
 
 def of_object(tensor: Tensor, index: Tensor) -> Tensor:
-    """Emit, of ``[N, M]`` or ``[N, M, K]``, what belongs to the objects ``index [N, A]``: ``[N, A]`` or ``[N, A, K]``."""
+    """Gather the entries of objects ``index [N, A]`` from ``[N, M]`` or ``[N, M, K]``: ``[N, A]`` or ``[N, A, K]``."""
     builder = tensor.builder
     if tensor.rank == 2:
         return builder.op("GatherElements", tensor, index, axis=1)
@@ -177,7 +177,7 @@ def of_object(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def in_crowd(anchors: Corners, objects: Objects) -> Tensor | None:
-    """Emit whether half of an anchor or more lies in one region of many objects: bool ``[N, A]`` of corners ``[..., A, 1]``."""
+    """Emit True for anchors (corners ``[..., A, 1]``) with at least half their area in one crowd region: bool ``[N, A]``."""
     if objects.crowd is None:
         return None
     builder = anchors.left.builder
@@ -190,7 +190,7 @@ def in_crowd(anchors: Corners, objects: Objects) -> Tensor | None:
 
 
 def any_along(condition: Tensor, axis: int) -> Tensor:
-    """Emit whether any is true along an axis, which goes."""
+    """Emit True if any element along an axis is true; the axis is removed."""
     builder = condition.builder
     number = builder.cast(condition, ir.DataType.INT32)
     return builder.op("Greater", builder.op("ReduceMax", number, builder.integers([axis]), keepdims=0), 0)
@@ -203,7 +203,7 @@ def check_grids(loss: str, grids: Any) -> Grids:
     """Return height and width of each feature map.
 
     Raises:
-        ConfigurationError: they are no pairs of whole numbers above 0.
+        ConfigurationError: they are not pairs of whole numbers above 0.
     """
     pairs = list(grids) if isinstance(grids, Sequence) and not isinstance(grids, str) else []
     sides = [tuple(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else (pair, pair) for pair in pairs]
@@ -219,7 +219,7 @@ def check_numbers(loss: str, option: str, numbers: Any, count: int) -> tuple[flo
     """Return ``count`` numbers above 0.
 
     Raises:
-        ConfigurationError: they are something else.
+        ConfigurationError: ``numbers`` holds anything else.
     """
     values = tuple(numbers) if isinstance(numbers, Sequence) and not isinstance(numbers, str) else ()
     if len(values) != count or not all(is_number(value) and value > 0 for value in values):
@@ -230,14 +230,14 @@ def check_numbers(loss: str, option: str, numbers: Any, count: int) -> tuple[flo
 def default_boxes(grids: Sequence[Any], scales: Sequence[float], ratios: Sequence[Sequence[float]]) -> np.ndarray:
     """Return the default boxes of SSD (Liu et al. 2016), ``[A, 4]``: centre and size as fractions, float64.
 
-    Map k has in each cell, row after row: a square of ``scales[k]``, one of ``sqrt(scales[k] * scales[k + 1])``, and for each
-    ratio a of ``ratios[k]`` a box of ``scale * sqrt(a)`` by ``scale / sqrt(a)`` and one upright. Sizes are cut off at 1. That is
+    Each cell of map k has, row by row: a square of ``scales[k]``, one of ``sqrt(scales[k] * scales[k + 1])``, and for each ratio
+    a in ``ratios[k]`` a box of ``scale * sqrt(a)`` by ``scale / sqrt(a)`` and its upright twin. Sizes are clipped at 1. This is
     the order of torchvision's ``DefaultBoxGenerator``.
 
     Args:
         grids: height and width of each map.
-        scales: one for each map, and one more for the squares of the last.
-        ratios: for each map, those above 1.
+        scales: one per map, and one more for the second squares of the last map.
+        ratios: the aspect ratios above 1 of each map.
     """
     boxes = []
     for (height, width), scale, following, shapes in zip(grids, scales[:-1], scales[1:], ratios, strict=True):
@@ -253,7 +253,7 @@ def default_boxes(grids: Sequence[Any], scales: Sequence[float], ratios: Sequenc
 
 
 def cell_centres(grids: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centres of all cells and the size of each, in cells of the first map: ``[A, 2]``, x and y, float64."""
+    """Return the centres and the sizes of all cells, in cells of the first map: ``[A, 2]``, x and y, float64."""
     points, sizes = [], []
     for height, width in grids:
         size = np.asarray([grids[0][1] / width, grids[0][0] / height])

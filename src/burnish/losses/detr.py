@@ -1,4 +1,4 @@
-"""The set loss of DETR: each object is found by one prediction, chosen by the cheapest assignment."""
+"""The set loss of DETR, which assigns each object to one prediction at the lowest total cost."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from burnish.validation import check_number, require
 ClassLoss = Literal["cross_entropy", "focal"]
 CLASS_AXIS = 2
 LEAST = 1e-8
-"""What is added to a probability in a logarithm of the focal cost, as Deformable DETR adds it."""
+"""Added to a probability before the logarithm in the focal cost, as in Deformable DETR."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detr(DetectionLoss):
     """The set loss of DETR (Carion et al. 2020), and with ``focal`` of Deformable DETR (Zhu et al. 2021).
 
-    It reads boxes ``[N, Q, 4]``, centre and size as fractions, and logits ``[N, Q, C + 1]``, of which the last is of no object,
-    or ``[N, Q, C]`` with ``focal``. Each object gets the prediction of its own for which the sum of the costs is smallest (the
-    Hungarian method, in the graph; no gradient goes through it)::
+    It reads boxes ``[N, Q, 4]``, centre and size as fractions, and logits ``[N, Q, C + 1]`` whose last class means "no object",
+    or ``[N, Q, C]`` with ``focal``. Each object gets its own prediction, such that the sum of the costs is smallest (the
+    Hungarian method, in the graph; it passes no gradient)::
 
         cost    = class_cost * -p[label]  +  l1_weight * |box - object|_1  -  giou_weight * GIoU
-        classes = sum of w[label] * -log p[label] / sum of w, with w = no_object_weight where there is no object, else 1
+        classes = sum of w[label] * -log p[label] / sum of w, with w = no_object_weight for no object, otherwise 1
         l1      = l1_weight * sum over objects of |box - object|_1 / objects
         giou    = giou_weight * sum over objects of (1 - GIoU) / objects
 
-    With ``focal`` the classes are yes-or-no questions under the focal loss, divided by the number of objects, and the cost is the
-    difference of its two sides. Where a picture has more objects than predictions, the most expensive find none.
+    With ``focal`` each class is a yes-or-no question under the focal loss, divided by the number of objects, and the class cost
+    is the focal loss of yes minus that of no. If a picture has more objects than predictions, the most expensive ones get none.
 
     Attributes:
         class_loss: ``cross_entropy`` or ``focal``.
-        class_weight, l1_weight, giou_weight: of the terms, 0 or more.
-        class_cost: of the class in the assignment, 0 or more.
-        no_object_weight: of predictions that answer for nothing, above 0.
-        alpha, gamma: of the focal loss.
-        box_format: how the model gives boxes.
+        class_weight, l1_weight, giou_weight: weights of the terms, 0 or more.
+        class_cost: weight of the class in the assignment, 0 or more.
+        no_object_weight: weight of predictions without an object, above 0.
+        alpha, gamma: parameters of the focal loss.
+        box_format: format of the model's boxes.
     """
 
     name = "detr"
@@ -70,7 +70,7 @@ class Detr(DetectionLoss):
 
     @property
     def is_focal(self) -> bool:
-        """Whether the classes are yes-or-no questions."""
+        """True if each class is a yes-or-no question."""
         return self.class_loss == "focal"
 
     @property
@@ -82,7 +82,7 @@ class Detr(DetectionLoss):
         """Return the specs of the objects.
 
         Raises:
-            ConfigurationError: predictions of another shape.
+            ConfigurationError: the predictions have another shape.
         """
         scores = check_predictions(
             self, predictions, [one.name for one in predictions], None, 4, ("classes" if self.is_focal else "classes + 1", "")
@@ -129,7 +129,7 @@ class Detr(DetectionLoss):
         return self.detected(sides, builder.op("Slice", builder.op("Softmax", scores, axis=CLASS_AXIS), *ends), labels, None)
 
     def _cost(self, boxes: Tensor, scores: Tensor, objects: Objects) -> Tensor:
-        """Emit what it costs that a prediction answers for an object, ``[N, M, Q]``."""
+        """Emit the cost of assigning each prediction to each object, ``[N, M, Q]``."""
         builder = boxes.builder
         by_class = builder.op("Transpose", self._class_cost(scores), perm=[0, 2, 1])
         sides = corners(boxes, self.box_format)

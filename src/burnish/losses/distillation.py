@@ -1,4 +1,4 @@
-"""Distillation: a model learns what a larger one says, beside or in place of the labels."""
+"""Knowledge distillation: a model learns from a larger one, with or without labels."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TeacherSource = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 
 @dataclass(frozen=True)
 class Hint(PlainSettings):
-    """A value of the student that learns to be one of the teacher.
+    """A value of the student that learns to match a value of the teacher.
 
     Attributes:
         student, teacher: their names in the two models.
-        projected: the value of the student after the projection that ``compile`` put behind it; empty where there is none.
+        projected: the student's value after the projection that ``compile`` added; empty without one.
     """
 
     student: str
@@ -55,13 +55,13 @@ class Hint(PlainSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A model that is learnt from, as ``compile`` prepared it: in inference form, with what is read of it as its outputs.
+    """A teacher prepared by ``compile``: in inference form, with only the values to read as outputs.
 
     Attributes:
-        model: its outputs are the logits, and then one value for each hint.
+        model: a model whose outputs are the logits, then one value per hint.
         inputs: input of the teacher -> input of the student that it reads.
-        limit: the dimension of the student that is to be 1, as the teacher takes one sample, and why it cannot be opened; None
-            where it takes as many as the student.
+        limit: the student's dimension that must be 1 because the teacher takes one sample, and why it cannot be opened; None if
+            the teacher takes as many samples as the student.
     """
 
     model: ir.Model
@@ -75,21 +75,20 @@ class Distillation(PlainSettings):
 
         alpha * T^2 * KL(softmax(teacher / T) || softmax(student / T))  +  (1 - alpha) * loss  +  hint_weight * sum of hints
 
-    The divergence is averaged over samples and positions, without those whose label the loss ignores. T^2 keeps the gradient of
-    the first summand as large as that of the second, whatever T. A hint is the mean squared difference of a value of the student
-    and one of the teacher, over all their elements. No gradient goes to the teacher, whose weights are constants of the program.
+    The divergence is averaged over samples and positions, except positions with a label that the loss ignores. T^2 keeps the
+    gradients of the first two summands at the same scale for any T. A hint is the mean squared difference of a student's and a
+    teacher's value, over all elements. The teacher gets no gradient: its weights are constants of the program.
 
     Attributes:
-        loss: what is learnt of the labels; it has no part with alpha = 1, and the data need no labels then.
-        teacher: the path of an ONNX file, or the bytes of one; None: the data hold ``teacher_logits``, of the shape of the
-            student's.
-        temperature: T, above 0; the larger, the more the small probabilities count.
+        loss: loss of the labels; with alpha = 1 it is unused, and the data need no labels.
+        teacher: path or bytes of an ONNX file; None if the data hold ``teacher_logits``, in the shape of the student's logits.
+        temperature: T, above 0; larger values give small probabilities more weight.
         alpha: between 0 and 1.
         hints: pairs of values.
         hint_weight: 0 or more.
-        projection: whether a hint's value of the student goes through a learned projection of its channels (a 1x1 convolution, or
-            a matrix over the last axis): ``auto``, where the channels differ; ``always``; or ``never``.
-        teacher_output: the output that holds the teacher's logits; None where it has one that can be meant.
+        projection: when to pass a student's hint through a learned projection of its channels (a 1x1 convolution, or a matrix
+            over the last axis): ``auto``, if the channels differ; ``always``; or ``never``.
+        teacher_output: the output with the teacher's logits; None if only one output qualifies.
         prepared: the teacher as ``compile`` prepared it.
     """
 
@@ -135,7 +134,7 @@ class Distillation(PlainSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """What the prediction says, as the loss of the labels has it."""
+        """The scale of the loss of the labels."""
         return getattr(self.loss, "scale", None)
 
     @property
@@ -150,20 +149,20 @@ class Distillation(PlainSettings):
         return replace(self, loss=self.loss.bind(outputs))
 
     def source(self, batch: str | None = None) -> ir.Model:
-        """Return the model of the teacher; ``batch`` as ``burnish.load`` takes it.
+        """Return the model of the teacher; ``batch`` as in ``burnish.load``.
 
         Raises:
-            ModelError: it is no valid ONNX model.
+            ModelError: the teacher is not a valid ONNX model.
             ConfigurationError, UnsupportedOperatorError: its batch cannot be opened.
         """
         assert self.teacher is not None
         return load(self.teacher, batch=batch)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of the loss, where it has a part; and ``teacher_logits`` where there is no teacher.
+        """Return the labels of the loss unless alpha is 1, and ``teacher_logits`` if there is no teacher.
 
         Raises:
-            ConfigurationError: as the loss.
+            ConfigurationError: the loss rejects the prediction.
         """
         specs = self.loss.label_specs(predictions[:1]) if self.alpha < 1 else ()
         if self.teacher is not None:
@@ -172,10 +171,10 @@ class Distillation(PlainSettings):
         return (*specs, LabelSpec(TEACHER_LOGITS, prediction.dtype, floating_shape(self.name, prediction)))
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms ``soft``, ``hard`` and ``hint:<value>``, those that have a part.
+        """Emit the terms ``soft``, ``hard`` and ``hint:<value>``, as far as alpha and the hints enable them.
 
         Raises:
-            ConfigurationError: as ``label_specs``; or logits or hints of another shape than the teacher's.
+            ConfigurationError: ``label_specs`` rejects the predictions, or logits or hints differ in shape from the teacher's.
         """
         hard = list(labels) if self.teacher is not None else list(labels[:-1])
         logits, *values = predictions
@@ -243,7 +242,7 @@ class Distillation(PlainSettings):
 
 
 def reads_classes(loss: Loss) -> bool:
-    """Whether a loss reads logits of classes and nothing else, beside which a student can learn a teacher's probabilities."""
+    """True if a loss reads only logits of classes, so that a student can also learn a teacher's probabilities."""
     readings = loss.readings
     return len(readings) == 1 and readings[0].activation is not None and readings[0].activation.axis is not None
 
@@ -262,15 +261,15 @@ def distill(
     """Return the loss of a student that learns from a teacher; see ``Distillation``.
 
     Args:
-        teacher: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; None where the data hold ``teacher_logits``. A program
-            keeps the path of a file, and the whole of any other.
-        temperature, alpha, hint_weight, projection, teacher_output: as ``Distillation`` has them.
-        loss: of the labels; whatever ``get`` takes.
+        teacher: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; None if the data hold ``teacher_logits``. A program stores
+            the path of a file, and the whole model otherwise.
+        temperature, alpha, hint_weight, projection, teacher_output: see ``Distillation``.
+        loss: loss of the labels; anything that ``get`` takes.
         layers: ``{value of the student: value of the teacher}``, or such pairs.
 
     Raises:
-        ConfigurationError: an option out of range, layers that are no pairs of names, or a loss that reads no classes.
-        ModelError: a teacher that is no valid ONNX model, where it is none in a file.
+        ConfigurationError: an option out of range, layers that are not pairs of names, or a loss that reads no classes.
+        ModelError: a teacher in memory that is not a valid ONNX model.
     """
     return Distillation(
         loss=get(loss),
@@ -309,5 +308,5 @@ def _hints(layers: Any) -> tuple[Hint, ...]:
 
 
 def channel_axis(rank: int) -> int:
-    """Return the axis of the channels of a value of a layer: axis 1 of pictures, else the last."""
+    """Return the channel axis of a layer's value: axis 1 for pictures, otherwise the last."""
     return CLASS_AXIS if rank > 3 else rank - 1

@@ -1,4 +1,4 @@
-"""Losses over several embeddings of a model: some are to be close, others apart."""
+"""Losses over several embeddings of a model, which pull some together and push others apart."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SQUARE_FLOOR = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingLoss(LossBase):
-    """A loss that reads several embeddings of one shape.
+    """A loss that reads several embeddings of the same shape.
 
     Attributes:
-        outputs: names of the model's outputs that are read, in order; None leaves the choice to ``compile``.
+        outputs: names of the model's outputs, in order; None leaves the choice to ``compile``.
         reduction: ``mean`` over the samples, or ``sum``.
     """
 
@@ -58,7 +58,7 @@ class EmbeddingLoss(LossBase):
         return tuple(Reading(position=position) for position in range(len(self.roles)))
 
     def check_embeddings(self, predictions: Sequence[Tensor], least_rank: int) -> None:
-        """Raise ConfigurationError for embeddings of no floating-point type, of too few axes, or of several shapes."""
+        """Raise ConfigurationError for embeddings that are not floating-point, have too few axes, or differ in shape."""
         for prediction in predictions:
             if len(floating_shape(self.name, prediction)) < least_rank:
                 raise ConfigurationError(
@@ -68,18 +68,18 @@ class EmbeddingLoss(LossBase):
             check_same_shape(self.name, predictions[0], prediction)
 
     def reduced(self, samples: Tensor) -> tuple[Term, ...]:
-        """Emit the term that the loss of each sample adds up to."""
+        """Emit the term from the loss of each sample."""
         return mean_or_sum(samples, self.reduction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosineEmbedding(EmbeddingLoss):
-    """Of two embeddings ``[N, features]`` and a target y, as ``torch.nn.functional.cosine_embedding_loss``::
+    """Cosine loss of two embeddings ``[N, features]`` and a target y, as ``torch.nn.functional.cosine_embedding_loss``::
 
-        1 - cos                where y = 1: alike
-        max(0, cos - margin)   where y = -1: not alike
+        1 - cos                if y = 1: alike
+        max(0, cos - margin)   if y = -1: not alike
 
-    with ``cos = a·b / sqrt((a·a + 1e-12) (b·b + 1e-12))``. Features are along axis 1; further axes are positions.
+    with ``cos = a·b / sqrt((a·a + 1e-12) (b·b + 1e-12))``. Features are along axis 1; later axes are positions.
 
     Attributes:
         margin: between -1 and 1; 0 to 0.5 is usual.
@@ -96,10 +96,10 @@ class CosineEmbedding(EmbeddingLoss):
             raise ConfigurationError(f"{self.name}: margin must be between -1 and 1, not {self.margin!r}")
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``targets``, of the embeddings' shape without the features.
+        """Return the spec of ``targets``, in the embeddings' shape without the features.
 
         Raises:
-            ConfigurationError: an embedding that is not floating-point or has no axis of features, or two shapes.
+            ConfigurationError: an embedding is not floating-point or has no feature axis, or the shapes differ.
         """
         self.check_embeddings(predictions, FEATURE_AXIS + 1)
         shape = floating_shape(self.name, predictions[0])
@@ -127,15 +127,15 @@ class CosineEmbedding(EmbeddingLoss):
 class TripletMargin(EmbeddingLoss):
     """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``, as ``torch.nn.functional.triplet_margin_loss``.
 
-    ``d(a, b)`` is the p-norm of ``a - b + eps`` along the last axis. It takes no labels: which samples are alike is in the
-    data, which the model reads as three inputs.
+    ``d(a, b)`` is the p-norm of ``a - b + eps`` along the last axis. The loss takes no labels: the data say which samples are
+    alike, and the model reads them as three inputs.
 
     Attributes:
         margin: above 0.
         p: degree of the norm, 1 or more; ``inf`` is the largest difference.
-        swap: read the distance between positive and negative where it is smaller than that of anchor and negative
-            (Balntas et al. 2016).
-        eps: keeps the norm's slope finite.
+        swap: True to use the distance between positive and negative if it is smaller than that of anchor and negative (Balntas et
+            al. 2016).
+        eps: added to the difference, to keep the norm's slope finite.
     """
 
     name = "triplet"
@@ -163,7 +163,7 @@ class TripletMargin(EmbeddingLoss):
         """Return no spec.
 
         Raises:
-            ConfigurationError: an embedding that is not floating-point or has no axis, or two shapes.
+            ConfigurationError: an embedding is not floating-point or has no axis, or the shapes differ.
         """
         self.check_embeddings(predictions, 1)
         return ()
@@ -192,7 +192,7 @@ class TripletMargin(EmbeddingLoss):
 
 
 def _root(total: Tensor, degree: float) -> Tensor:
-    """Emit the root, with slope 0 in place of infinity where the total is 0."""
+    """Emit the root, with slope 0 instead of infinity at 0."""
     builder = total.builder
     is_zero = builder.op("Equal", total, 0.0)
     positive = builder.op("Where", is_zero, builder.scalar(1.0, total), total, like=total)

@@ -1,4 +1,4 @@
-"""Margin losses: nothing is lost once an answer is right by a margin."""
+"""Margin losses, which are 0 once an answer is right by a margin."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Hinge(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class HingeEmbedding(ElementwiseLoss):
-    """Of a distance x and a target y, as ``torch.nn.functional.hinge_embedding_loss``::
+    """Hinge loss of a distance x and a target y, as ``torch.nn.functional.hinge_embedding_loss``::
 
-        x                    where y = 1: alike
-        max(0, margin - x)   where y = -1: not alike
+        x                    if y = 1: alike
+        max(0, margin - x)   if y = -1: not alike
 
     Attributes:
         margin: a finite number.
@@ -75,7 +75,7 @@ class MultiMargin(LossBase):
 
         w[y] / C * sum over c != y of max(0, margin - x[y] + x[c]) ** p
 
-    The mean is over the positions, whatever their weights.
+    The mean is over the positions, regardless of their weights.
 
     Attributes:
         p: 1 or 2.
@@ -101,7 +101,7 @@ class MultiMargin(LossBase):
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        # Two probabilities may differ by less than 1.
+        # Probabilities differ by less than 1, so they can satisfy only a smaller margin.
         return (Reading(takes="scores" if self.margin >= 1 else None, class_axis=CLASS_AXIS),)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
@@ -116,7 +116,7 @@ class MultiMargin(LossBase):
         excess = builder.op("Relu", scores - labelled.on_class_axis(labelled.pick(scores)) + self.margin)
         if self.p == 2:
             excess = excess * excess
-        # Class y is among those averaged, with the constant margin ** p, which is taken out again.
+        # The mean includes class y, which adds the constant margin ** p: subtract it.
         own_margin = builder.scalar(self.margin**self.p, scores) / labelled.classes()
         term = builder.op("ReduceMean", excess, builder.integers([CLASS_AXIS]), keepdims=0) - own_margin
         if labelled.weight is not None:
