@@ -1,6 +1,6 @@
-"""Boxes: their corners, areas and overlaps, and losses that are one minus an overlap of a predicted box and its target.
+"""Corners, areas and overlaps of boxes, and losses that are one minus the overlap of a predicted box and its target.
 
-Boxes are along the last axis, ``[..., 4]``. All arithmetic here broadcasts over the axes before it.
+Boxes are along the last axis, ``[..., 4]``; everything here broadcasts over the axes before it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from burnish.validation import check_number
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 OverlapKind = Literal["iou", "giou", "diou", "ciou"]
 EPSILON = 1e-7
-"""What is added to a denominator, as in torchvision's losses: boxes without an area overlap nothing."""
+"""Added to denominators, as in torchvision's losses: boxes without an area have no overlap."""
 
 
 class Corners(NamedTuple):
@@ -58,13 +58,13 @@ class Corners(NamedTuple):
         return self.left.builder.op("Concat", *self, axis=-1)
 
     def unsqueezed(self, axis: int) -> Corners:
-        """Emit the same with an axis of extent 1, to broadcast along."""
+        """Emit the boxes with a new axis of extent 1, to broadcast along."""
         builder = self.left.builder
         return Corners(*(builder.op("Unsqueeze", side, builder.integers([axis])) for side in self))
 
 
 def check_box_format(loss: str, box_format: object) -> None:
-    """Raise ConfigurationError for what is no way of writing boxes."""
+    """Raise ConfigurationError for an unknown box format."""
     if box_format not in get_args(BoxFormat):
         raise ConfigurationError(
             f"{loss}: box_format must be 'xyxy' (two corners), 'xywh' (a corner and the size) or 'cxcywh' (the centre and the "
@@ -90,7 +90,7 @@ def box_area(boxes: Corners) -> Tensor:
 
 
 def intersection_area(one: Corners, other: Corners) -> Tensor:
-    """Emit the area that two boxes share, ``[..., 1]``: 0 where they do not touch."""
+    """Emit the area that two boxes share, ``[..., 1]``: 0 if they do not touch."""
     builder = one.left.builder
     width = builder.op("Min", one.right, other.right) - builder.op("Max", one.left, other.left)
     height = builder.op("Min", one.bottom, other.bottom) - builder.op("Max", one.top, other.top)
@@ -98,12 +98,12 @@ def intersection_area(one: Corners, other: Corners) -> Tensor:
 
 
 def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: float = EPSILON) -> Tensor:
-    """Emit how far boxes overlap, ``[..., 1]``: 1 where they are the same.
+    """Emit the overlap of boxes, ``[..., 1]``: 1 for identical boxes.
 
-    ``iou`` is intersection over union. ``giou`` takes off the share of the box around both that neither covers (Rezatofighi et
-    al. 2019). ``diou`` takes off the squared distance of the centres over the squared diagonal of that box; ``ciou`` takes off
-    ``alpha * v`` too, with v the squared difference of the angles of the diagonals and ``alpha = v / (1 - iou + v)``, through
-    which no gradient goes (Zheng et al. 2020).
+    ``iou`` is intersection over union. ``giou`` subtracts the share of the enclosing box that neither covers (Rezatofighi et al.
+    2019). ``diou`` subtracts the squared distance of the centres over the squared diagonal of the enclosing box. ``ciou`` also
+    subtracts ``alpha * v``, with v the squared difference of the angles of the diagonals and ``alpha = v / (1 - iou + v)``, which
+    passes no gradient (Zheng et al. 2020).
     """
     builder = one.left.builder
     shared = intersection_area(one, other)
@@ -128,9 +128,9 @@ def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: fl
 
 
 def _angle(boxes: Corners) -> Tensor:
-    """Emit the angle of the diagonals, ``atan(width / height)``; 0, and nothing to its gradient, of a box without a height.
+    """Emit the angle of the diagonals, ``atan(width / height)``; 0, without a gradient, for a box of height 0.
 
-    A head that bounds distances from below gives such boxes, and 0 / 0 would be the whole loss.
+    A head that bounds distances from below outputs such boxes, and 0 / 0 would turn the whole loss into NaN.
     """
     builder = boxes.left.builder
     width, height = boxes.width, boxes.height
@@ -143,8 +143,8 @@ def _angle(boxes: Corners) -> Tensor:
 def _arc_tangent(width: Tensor, height: Tensor) -> Tensor:
     """Emit ``atan(width / height)``.
 
-    ONNX Runtime has Atan in float32 alone. In float64 the angle is halved four times, to below 0.1, where nine terms of its
-    series are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
+    ONNX Runtime has Atan only in float32. In float64 the angle is halved four times, to below 0.1, where nine terms of the series
+    are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
     """
     builder = width.builder
     if width.dtype != ir.DataType.DOUBLE:
@@ -161,10 +161,10 @@ def _arc_tangent(width: Tensor, height: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxLoss(LossBase):
-    """``1 - overlap`` of predicted boxes ``[..., 4]`` and ``targets`` of that shape, each box beside its own target.
+    """``1 - overlap`` of predicted boxes ``[..., 4]`` and ``targets`` of the same shape, box by box.
 
     Attributes:
-        box_format: of both: ``xyxy``, two corners; ``xywh``, a corner and the size; ``cxcywh``, the centre and the size.
+        box_format: format of both: ``xyxy``, two corners; ``xywh``, a corner and the size; ``cxcywh``, the centre and the size.
         epsilon: added to denominators, above 0.
         reduction: ``mean`` over the boxes, or ``sum``.
     """
@@ -184,7 +184,7 @@ class BoxLoss(LossBase):
         """Return the spec of ``targets``: dtype and shape of the prediction.
 
         Raises:
-            ConfigurationError: the prediction is not floating-point, or does not end in an axis of 4.
+            ConfigurationError: the prediction is not floating-point, or its last axis is not 4.
         """
         (prediction,) = predictions
         shape = floating_shape(self.name, prediction)
@@ -196,10 +196,10 @@ class BoxLoss(LossBase):
         return (LabelSpec("targets", prediction.dtype, shape),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from boxes and targets of one shape ``[..., 4]``.
+        """Emit one term, from boxes and targets of the same shape ``[..., 4]``.
 
         Raises:
-            ConfigurationError: as ``label_specs``, or shapes that are known to differ.
+            ConfigurationError: ``label_specs`` rejects the prediction, or the shapes are known to differ.
         """
         self.label_specs(predictions)
         (prediction,), (target,) = predictions, labels
@@ -211,7 +211,7 @@ class BoxLoss(LossBase):
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionOverUnion(BoxLoss):
-    """``1 - IoU``: its gradient is 0 where two boxes do not touch; see ``BoxLoss``."""
+    """``1 - IoU``, with gradient 0 if two boxes do not touch; see ``BoxLoss``."""
 
     name = "iou"
     kind = "iou"

@@ -1,4 +1,4 @@
-"""MixUp and CutMix in the graph: training mixes the samples of a batch, and the loss compares with the labels of both."""
+"""MixUp and CutMix in the graph: training mixes the samples of a batch, and the loss uses the labels of both."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from burnish.validation import is_number
 
 Layout = Literal["NCHW", "NHWC"]
 STREAM = 2**31 - 16
-"""The first of the streams of a key that mixing draws from; nodes of a model are numbered from 0."""
+"""First of the random streams that mixing draws from; nodes of a model are numbered from 0."""
 CHANNELS = (1, 3, 4)
-"""Extents of an axis that is taken for that of the channels."""
+"""Extents of an axis that identify it as the channel axis."""
 
 
 class Draws(NamedTuple):
-    """What a step draws.
+    """The random numbers of a step.
 
     Attributes:
-        share: of a sample in its mixture, float32 scalar; the rest is another sample's.
-        cuts: whether it is a box that comes from the other, bool scalar; None where all steps do the same.
-        centre: of the box, as fractions of height and width, float32 [2].
+        share: share of a sample in its mixture, float32 scalar; the remainder is the other sample's.
+        cuts: True if this step pastes a box (CutMix), bool scalar; None if all steps do the same.
+        centre: centre of the box, as fractions of height and width, float32 [2].
     """
 
     share: Tensor
@@ -41,19 +41,20 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Wrapping):
-    """Another loss, for which training mixes each sample with the one before it in the batch.
+    """Another loss, for which training mixes each sample with the previous one in the batch.
 
-    A share s is drawn from Beta(alpha, alpha) in each step, from the program's random key. MixUp (Zhang et al. 2017) gives the
-    model ``s x + (1 - s) x'``. CutMix (Yun et al. 2019) takes a box of ``sqrt(1 - s)`` of height and width, around a uniform
-    centre, from x'; s is then the share of the picture that is left. With both alphas each step takes one of them. Classes are
-    compared by ``s loss(y) + (1 - s) loss(y')``, values and probabilities by ``loss(s y + (1 - s) y')``.
+    Each step draws a share s from Beta(alpha, alpha), using the program's random key. MixUp (Zhang et al. 2017) gives the model
+    ``s x + (1 - s) x'``. CutMix (Yun et al. 2019) copies a box of ``sqrt(1 - s)`` of height and width, around a uniform centre,
+    from x'; s is then the share of the picture that remains. With both alphas set, each step uses one of them. The loss of
+    classes is ``s loss(y) + (1 - s) loss(y')``, that of values and probabilities ``loss(s y + (1 - s) y')``.
 
-    Evaluation and prediction mix nothing. Metrics of a step compare with y. With several workers each mixes its own samples.
+    Evaluation and prediction mix nothing. Metrics of a training step compare with y. With several workers, each mixes its own
+    samples.
 
     Attributes:
-        loss: of one prediction and one label for each sample.
-        mixup, cutmix: alphas, 0 for none; one at least.
-        layout: of the images that CutMix cuts; None where the extent of the channels says it.
+        loss: loss of one prediction and one label per sample.
+        mixup, cutmix: alphas, 0 for none; at least one is above 0.
+        layout: layout of the images that CutMix cuts; None if the number of channels determines it.
     """
 
     name = "mixed"
@@ -81,7 +82,7 @@ class Mixed(Wrapping):
         """Return the labels of the loss.
 
         Raises:
-            ConfigurationError: as the loss, or the labels are not of whole samples.
+            ConfigurationError: the loss rejects the prediction, or does not have one label per sample.
         """
         specs = self.loss.label_specs(predictions)
         if len(specs) != 1 or (not specs[0].dtype.is_floating_point() and len(specs[0].shape) != 1):
@@ -98,7 +99,7 @@ class Mixed(Wrapping):
         return specs
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss, of samples that are not mixed."""
+        """Emit the terms of the loss for unmixed samples."""
         self.label_specs(predictions)
         return self.loss.terms(predictions, labels)
 
@@ -106,7 +107,7 @@ class Mixed(Wrapping):
         return self.loss.compared(predictions, labels)
 
     def draws(self, builder: Builder, key: Tensor) -> Draws:
-        """Emit what a step draws from its key."""
+        """Emit the random numbers of a step from its key."""
         places = builder.constant(np.zeros(3, np.float32))
         flat = uniform(builder, key, STREAM + 3, places, ir.DataType.FLOAT, numbered=ALIKE)
         chosen, centre = (builder.op("Slice", flat, *(builder.integers([end]) for end in ends)) for ends in ((0, 1), (1, 3)))
@@ -118,18 +119,19 @@ class Mixed(Wrapping):
         return Draws(share, cuts, builder.op("Reshape", centre, builder.integers([2])))
 
     def mixed_inputs(self, x: Tensor, draws: Draws, axis: int = 0) -> tuple[Tensor, Tensor]:
-        """Emit the samples that the model reads, and the share that their labels have.
+        """Emit the mixed samples for the model, and the share of each sample's own label.
 
         Args:
-            x: [N, ...], for CutMix of four axes.
-            draws: as ``draws`` emits them.
-            axis: of ``x`` along which the samples stand; CutMix takes 0 alone.
+            x: samples [N, ...]; four axes for CutMix.
+            draws: the result of ``draws``.
+            axis: sample axis of ``x``; CutMix supports only 0.
 
         Returns:
-            Shape and dtype of ``x``, integers rounded to the nearest; and a scalar, float64 where ``x`` is, else float32.
+            The mixed samples in the shape and dtype of ``x``, integers rounded to the nearest; and a scalar, float64 if ``x`` is,
+            otherwise float32.
 
         Raises:
-            ConfigurationError: CutMix of what are no images, or of images whose layout is not known.
+            ConfigurationError: CutMix of inputs that are not images, or of images with an unknown layout.
         """
         builder, others = x.builder, rolled(x, axis)
         share = builder.cast(draws.share, ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT)
@@ -152,12 +154,12 @@ class Mixed(Wrapping):
     def mixed_terms(
         self, predictions: Sequence[Tensor], labels: Sequence[Tensor], share: Tensor, axis: int = 0
     ) -> tuple[Term, ...]:
-        """Emit the terms of the loss, of mixed samples.
+        """Emit the terms of the loss for mixed samples.
 
         Args:
-            predictions, labels: as ``terms`` takes them.
-            share: that a sample has in its mixture, as ``mixed_inputs`` emits it.
-            axis: of the labels along which the samples stand.
+            predictions, labels: as in ``terms``.
+            share: share of a sample in its mixture, from ``mixed_inputs``.
+            axis: sample axis of the labels.
         """
         self.label_specs(predictions)
         (label,) = labels
@@ -165,7 +167,7 @@ class Mixed(Wrapping):
         if label.dtype.is_floating_point():
             return self.loss.terms(predictions, [_added(label, rolled(label, axis), share)])
         own, other = self.loss.terms(predictions, labels), self.loss.terms(predictions, [rolled(label, axis)])
-        # The labels of the others are the same in another order, and so are the weights that they add up to.
+        # The other labels are the same ones in another order, so their weights add up to the same.
         return tuple(
             mine._replace(total=mine.total * part + theirs.total * (1.0 - part))
             for mine, theirs in zip(own, other, strict=True)
@@ -173,7 +175,7 @@ class Mixed(Wrapping):
         )
 
     def _box(self, x: Tensor, draws: Draws, dtype: ir.DataType) -> tuple[Tensor, Tensor, Tensor]:
-        """Emit which rows and columns the box covers, as they broadcast to images, and the share of the image that it covers."""
+        """Emit masks of the rows and columns in the box, which broadcast to images, and the share of the image it covers."""
         builder, axes = x.builder, self._axes(x)
         side = builder.op("Sqrt", 1.0 - draws.share) * 0.5
         masks: list[Tensor] = []
@@ -194,7 +196,7 @@ class Mixed(Wrapping):
         return masks[0], masks[1], builder.cast(covered, dtype) / builder.cast(area, dtype)
 
     def _axes(self, x: Tensor) -> tuple[int, int]:
-        """Those of height and width."""
+        """Return the axes of height and width."""
         if x.rank != 4:
             raise ConfigurationError(
                 f"{self.name}: CutMix cuts boxes out of images, and the input '{x.name}' is none of four axes: take mixup"
@@ -211,7 +213,7 @@ class Mixed(Wrapping):
 
 
 def rolled(x: Tensor, axis: int = 0) -> Tensor:
-    """Emit a batch in which each sample is the one before it, and the first the last."""
+    """Emit a batch in which each sample is replaced by the one before it, and the first by the last."""
     builder = x.builder
     last = builder.op("Slice", x, builder.integers([-1]), builder.integers([2**31]), builder.integers([axis]))
     rest = builder.op("Slice", x, builder.integers([0]), builder.integers([-1]), builder.integers([axis]))
@@ -231,8 +233,8 @@ def mixed(loss: LossLike = "cross_entropy", *, mixup: float = 0.0, cutmix: float
     """Return a loss for which training mixes samples in the graph; see ``Mixed``.
 
     Args:
-        loss: whatever ``get`` takes.
+        loss: anything that ``get`` takes.
         mixup, cutmix: alphas, such as 0.2 and 1.
-        layout: of images, where their channels do not say it.
+        layout: layout of images, needed if their number of channels does not determine it.
     """
     return Mixed(loss=get(loss), mixup=mixup, cutmix=cutmix, layout=layout)

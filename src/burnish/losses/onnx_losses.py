@@ -1,4 +1,4 @@
-"""Losses that exist as ONNX already: one that the model computes itself, or a graph of its own."""
+"""Losses that already exist in ONNX: an output of the model, or a separate graph."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from burnish.losses.base import (
 
 @dataclass(frozen=True)
 class OutputLoss(LossBase):
-    """The loss that a model computes itself, as one of its outputs. Its labels are inputs of the model.
+    """A loss that the model computes itself, as one of its outputs. Its labels are inputs of the model.
 
     Attributes:
-        output: its name. A scalar, or one number per sample or position, which is averaged.
-        reduction: what a scalar is: ``mean`` over the samples of the batch, or their ``sum``. A data set's loss is then added up
-            from batches weighted by their samples.
+        output: name of the output: a scalar, or one number per sample or position, which is averaged.
+        reduction: how the model computes a scalar: ``mean`` over the samples of the batch, or their ``sum``. It determines how
+            the loss of a data set is added up from its batches.
     """
 
     name = "output"
@@ -59,7 +59,7 @@ class OutputLoss(LossBase):
         """Return no spec: the labels are inputs of the model.
 
         Raises:
-            ConfigurationError: the output is not floating-point, or its rank is not known.
+            ConfigurationError: the output is not floating-point, or its rank is unknown.
         """
         floating_shape(self.name, predictions[0])
         return ()
@@ -74,12 +74,12 @@ class OutputLoss(LossBase):
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxLoss(LossBase):
-    """A loss given as an ONNX graph: inputs named as the model's outputs read these, the others become labels.
+    """A loss given as an ONNX graph. Inputs named like outputs of the model read these; the others become labels.
 
     Attributes:
         content: the graph, as the bytes of an ONNX file.
-        reduction: what its scalar output is: ``mean`` over the samples of the batch, or their ``sum``.
-        read: those of its inputs that are outputs of the model; known once the loss is bound to one.
+        reduction: how its scalar output is computed: ``mean`` over the samples of the batch, or their ``sum``.
+        read: its inputs that are outputs of the model; set by ``bind``.
     """
 
     name = "onnx"
@@ -96,7 +96,7 @@ class OnnxLoss(LossBase):
         """The graph in canonical form.
 
         Raises:
-            ModelError: it is no valid ONNX model.
+            ModelError: the content is not a valid ONNX model.
             ConfigurationError: its output is not one floating-point scalar.
         """
         model = load(self.content)
@@ -136,7 +136,7 @@ class OnnxLoss(LossBase):
         """Return the inputs that are not outputs of the model. Dimensions that they share with an output are the model's.
 
         Raises:
-            ConfigurationError: an output of the model is of another dtype or rank than the loss graph reads.
+            ConfigurationError: an output of the model differs in dtype or rank from the input of the loss graph.
         """
         dimensions: dict[str, int | str | None] = {}
         inputs = {value.name or "": value for value in self.model.graph.inputs}
@@ -161,7 +161,7 @@ class OnnxLoss(LossBase):
         """Emit the nodes of the loss graph and one term.
 
         Raises:
-            ConfigurationError: as ``label_specs``, or an operator that means another thing in the model's opset.
+            ConfigurationError: ``label_specs`` rejects the predictions, or an operator has another meaning in the model's opset.
         """
         specs = self.label_specs(predictions)
         inputs = dict(zip(self.read, predictions, strict=True)) | {
@@ -175,7 +175,7 @@ class OnnxLoss(LossBase):
         return (scalar_term(value, samples, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return prediction and label where there is one of each, and metrics know the label's name."""
+        """Return prediction and label if there is one of each and metrics know the label's name, otherwise None."""
         names = [spec.name for spec in self.label_specs(predictions)]
         if len(predictions) != 1 or names not in (["labels"], ["targets"]):
             return None
@@ -186,7 +186,7 @@ class OnnxLoss(LossBase):
 
 
 def scalar_term(value: Tensor, samples: Tensor | None, reduction: str) -> Term:
-    """Return the term of a loss that comes as one scalar of the whole batch."""
+    """Return the term of a loss that is one scalar for the whole batch."""
     one = value.builder.scalar(1.0, value)
     if reduction == "sum" or samples is None:
         return Term(value, one, of_batch=reduction != "sum")
@@ -195,7 +195,7 @@ def scalar_term(value: Tensor, samples: Tensor | None, reduction: str) -> Term:
 
 
 def _batch(builder: Builder) -> Tensor | None:
-    """Emit the number of samples: the first symbolic extent of samples among the inputs; None where there is none."""
+    """Emit the number of samples, from the first symbolic sample axis of an input; None if no input has one."""
     for value in builder.graph.inputs:
         axis = None if value.shape is None else marked_sample_axis(value)
         if axis is not None and not isinstance(value.shape[axis], int):  # type: ignore[index]  # it has axes
@@ -216,11 +216,11 @@ def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
     """Return a loss given as an ONNX graph; see ``OnnxLoss``.
 
     Args:
-        model: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, with one scalar output: the loss.
-        reduction: what that output is, ``mean`` over the samples or their ``sum``.
+        model: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, with the loss as its only output, a scalar.
+        reduction: how that output is computed, ``mean`` over the samples or their ``sum``.
 
     Raises:
-        ModelError: it is no valid ONNX model.
+        ModelError: the model is not a valid ONNX model.
         ConfigurationError: its output is not one floating-point scalar.
     """
     canonical = load(model)
@@ -230,24 +230,24 @@ def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
 
 
 def from_options(*, model: str, reduction: Reduction = "mean") -> OnnxLoss:
-    """Return the loss that ``OnnxLoss.options`` came from."""
+    """Return the loss that ``OnnxLoss.options`` describes."""
     return OnnxLoss(content=base64.b64decode(model), reduction=reduction)
 
 
 def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], what: str) -> tuple[Tensor, ...]:
-    """Emit a copy of a model's nodes, reading ``inputs`` in place of its own; its initializers become constants.
+    """Emit a copy of a model's nodes that reads ``inputs`` instead of the model's own; its initializers become constants.
 
     Args:
-        model: a canonical model; it stays as it is.
-        builder: of the graph, which declares the model's opset where that is newer and a node needs it.
+        model: a canonical model; it is not changed.
+        builder: builder of the graph, which declares the model's opset if that is newer and a node needs it.
         inputs: a tensor for each input of the model, by name.
-        what: the model in an error: ``onnx: the loss graph``.
+        what: name of the model in errors, such as ``onnx: the loss graph``.
 
     Returns:
-        Its outputs, in order.
+        The model's outputs, in order.
 
     Raises:
-        ConfigurationError: an operator means another thing in the opset of the graph.
+        ConfigurationError: an operator has another meaning in the graph's opset.
     """
     copy = model.clone()
     theirs, ours = copy.opset_imports[""], builder.opset

@@ -1,4 +1,4 @@
-"""Losses by name, and the loss that a user asks for by name, options, object or graph."""
+"""The registry of losses, and ``get``, which accepts a name, options, an object or a graph."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from burnish.registry import Registry
 LossLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Mapping[str, Any] | Loss
 
 LOSSES: Registry[Loss] = Registry("loss", {}, home="burnish.losses", is_made=lambda given: isinstance(given, Loss))
-"""What makes each loss, by name; ``burnish.losses`` enters them: some hold other losses, and ask for these here."""
+"""Factories of losses by name. ``burnish.losses`` fills it in, because some losses look others up here."""
 
 
 def get(loss: LossLike) -> Loss:
-    """Return the loss of a name, of the options that a loss gave (``Loss.options``), or the loss object itself.
+    """Return the loss of a name, of options (``Loss.options``), or the loss object itself.
 
     Args:
-        loss: a name, with settings behind a colon (``huber:delta=0.5``, with commas between several); options; a loss object;
+        loss: a name, optionally followed by a colon and comma-separated settings (``huber:delta=0.5``); options; a loss object;
             or an ONNX graph (``from_onnx``): a path that ends in ``.onnx``, a ``ModelProto`` or an ``onnx_ir.Model``.
 
     Raises:
         ConfigurationError: there is no loss of that name, or no such option.
-        ModelError: a path that leads to no valid ONNX model.
+        ModelError: the path does not lead to a valid ONNX model.
     """
     if isinstance(loss, os.PathLike | onnx.ModelProto | ir.Model) or (isinstance(loss, str) and loss.endswith(".onnx")):
         return from_onnx(loss)

@@ -22,7 +22,7 @@ class MeanSquaredError(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanAbsoluteError(ElementwiseLoss):
-    """``|x - y|`` of prediction x and target y, as ``torch.nn.functional.l1_loss``; where x = y, the gradient is 0."""
+    """``|x - y|`` of prediction x and target y, as ``torch.nn.functional.l1_loss``, with gradient 0 at x = y."""
 
     name = "l1"
 
@@ -34,11 +34,11 @@ class MeanAbsoluteError(ElementwiseLoss):
 class Huber(ElementwiseLoss):
     """Huber's loss (1964) of the error e = x - y, as ``torch.nn.functional.huber_loss``::
 
-        e² / 2                  where |e| <= delta
-        delta * (|e| - delta/2) elsewhere
+        e² / 2                  if |e| <= delta
+        delta * (|e| - delta/2) otherwise
 
     Attributes:
-        delta: where the square ends, above 0.
+        delta: largest |e| that is squared, above 0.
     """
 
     name = "huber"
@@ -55,13 +55,13 @@ class Huber(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothL1(ElementwiseLoss):
-    """Huber's loss divided by its bound, as ``torch.nn.functional.smooth_l1_loss``; with beta = 0 it is ``l1``::
+    """Huber's loss divided by its bound, as ``torch.nn.functional.smooth_l1_loss``; ``l1`` if beta = 0::
 
-        e² / (2 beta)   where |e| < beta
-        |e| - beta/2    elsewhere
+        e² / (2 beta)   if |e| < beta
+        |e| - beta/2    otherwise
 
     Attributes:
-        beta: where the square ends, 0 or more.
+        beta: bound below which |e| is squared, 0 or more.
     """
 
     name = "smooth_l1"

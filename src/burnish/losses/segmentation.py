@@ -1,4 +1,4 @@
-"""Losses of segmentation, which measure how far predicted regions miss the right ones: Dice, Tversky and Lovász."""
+"""Segmentation losses, which measure the overlap of predicted and true regions: Dice, Tversky and Lovász."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RegionLoss(LossBase):
     """A loss of logits ``[N, C, d1, ...]``, with p their softmax, and class indices ``[N, d1, ...]``.
 
     Attributes:
-        ignore_index: positions with this label count neither as predicted nor as there.
+        ignore_index: label of positions that count neither as predicted nor as true.
     """
 
     scale = "logits"
@@ -65,10 +65,10 @@ class RegionLoss(LossBase):
         return (class_labels(self.name, prediction, self.ignore_index),)
 
     def probabilities_and_targets(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Emit the softmax, and 1 for the class of each position; both ``[N, C, d1, ...]``, and 0 where a label is ignored.
+        """Emit the softmax and the one-hot labels; both ``[N, C, d1, ...]``, and 0 at ignored positions.
 
         Raises:
-            ConfigurationError: as ``label_specs``.
+            ConfigurationError: ``label_specs`` rejects the logits.
         """
         self.label_specs((logits,))
         builder = logits.builder
@@ -104,16 +104,16 @@ def sum_over_positions(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DiceBase(LossBase):
-    """Of probabilities p and targets y in [0, 1], for each sample and class over all its positions::
+    """Dice loss of probabilities p and targets y in [0, 1], for each sample and class over all positions::
 
         1 - (2 * sum(p * y) + smooth) / (sum(p) + sum(y) + smooth)
 
-    Sudre et al. 2017; with ``squared`` the sums below are of squares (Milletari et al. 2016). The mean is over samples and
-    classes, so that batches add up to the loss of the whole.
+    Sudre et al. 2017; with ``squared`` the sums in the denominator are of squares (Milletari et al. 2016). The mean is over
+    samples and classes, so that batches add up to the loss of the whole.
 
     Attributes:
-        smooth: above 0; keeps the quotient defined where neither has anything.
-        squared: square p and y in the denominator.
+        smooth: above 0; keeps the quotient defined if prediction and target are both empty.
+        squared: True to square p and y in the denominator.
         reduction: ``mean`` over samples and classes, or ``sum``.
     """
 
@@ -126,7 +126,7 @@ class DiceBase(LossBase):
         check_number(self.name, "smooth", self.smooth, above=0)
 
     def overlap(self, p: Tensor, target: Tensor) -> tuple[Term, ...]:
-        """Emit the term, of two tensors of one shape ``[N, C, d1, ...]``."""
+        """Emit the term, from two tensors of the same shape ``[N, C, d1, ...]``."""
         both = sum_over_positions(p * p + target * target if self.squared else p + target)
         element = 1.0 - (sum_over_positions(p * target) * 2.0 + self.smooth) / (both + self.smooth)
         return mean_or_sum(element, self.reduction)
@@ -149,7 +149,7 @@ class Dice(DiceBase, RegionLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryDice(DiceBase):
-    """Dice loss of logits ``[N, C, d1, ...]``, with p their sigmoid, and targets of that shape; see ``DiceBase``."""
+    """Dice loss of logits ``[N, C, d1, ...]``, with p their sigmoid, and targets of the same shape; see ``DiceBase``."""
 
     name = "binary_dice"
     scale = "logits"
@@ -175,19 +175,19 @@ class BinaryDice(DiceBase):
 
 @dataclass(frozen=True, kw_only=True)
 class Tversky(RegionLoss):
-    """Of probabilities p and targets y in [0, 1], for each sample and class over all its positions::
+    """Tversky loss of probabilities p and targets y in [0, 1], for each sample and class over all positions::
 
         hits  = sum(p * y)
         index = (hits + smooth) / (hits + alpha * sum(p * (1 - y)) + beta * sum((1 - p) * y) + smooth)
         loss  = (1 - index) ** gamma
 
-    Salehi et al. 2017; with gamma other than 1 the focal Tversky loss of Abraham and Khan 2019, who write its inverse. With
-    alpha = beta = 1/2 and gamma = 1 it is ``dice``, with alpha = beta = 1 one minus intersection over union.
+    Salehi et al. 2017. With gamma other than 1 it is the focal Tversky loss of Abraham and Khan 2019, who write the inverse of
+    gamma. With alpha = beta = 1/2 and gamma = 1 it is ``dice``, with alpha = beta = 1 one minus intersection over union.
 
     Attributes:
-        alpha: weight of what is predicted and not there, 0 or more.
-        beta: weight of what is there and not predicted, 0 or more; above alpha, recall counts for more.
-        smooth: above 0; keeps the quotient defined where neither has anything.
+        alpha: weight of false positives, 0 or more.
+        beta: weight of false negatives, 0 or more; above alpha, recall counts for more.
+        smooth: above 0; keeps the quotient defined if prediction and target are both empty.
         gamma: exponent, above 0.
         reduction: ``mean`` over samples and classes, or ``sum``.
     """
@@ -225,9 +225,9 @@ class Tversky(RegionLoss):
 class Lovasz(RegionLoss):
     """The Lovász extension of one minus intersection over union (Berman et al. 2018, Lovász-Softmax).
 
-    For each sample and class, the errors ``|y - p|`` of all positions are sorted, the largest first, and multiplied by what each
-    takes from the index where the positions before it are wrong too. That weight is a constant of the gradient. The mean is over
-    the classes that are in the labels of each sample, so that batches add up to the loss of the whole.
+    For each sample and class, the errors ``|y - p|`` of all positions are sorted in descending order. Each is weighted by how
+    much the index drops when its position is wrong in addition to those before it; the weight passes no gradient. The mean is
+    over the classes present in each sample's labels, so that batches add up to the loss of the whole.
 
     Attributes:
         reduction: ``mean`` as above, or ``sum``.
@@ -253,7 +253,7 @@ class Lovasz(RegionLoss):
         covered = there - builder.op("CumSum", hits, place)
         union = there + builder.op("CumSum", 1.0 - hits, place)
         missed = 1.0 - covered / union
-        # The union of the first place is 0 where it is a hit of none, which cannot be: a hit is there, anything else adds to it.
+        # The union is never 0: a hit is in ``there``, and any other position adds to it.
         before = builder.op("Slice", missed, builder.integers([0]), builder.integers([-1]), builder.integers([2]))
         first = builder.op("Slice", missed, builder.integers([0]), builder.integers([1]), builder.integers([2]))
         weight = missed - builder.op("Concat", first * 0.0, before, axis=2)

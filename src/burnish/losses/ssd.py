@@ -1,4 +1,4 @@
-"""The MultiBox loss of SSD: default boxes matched by overlap, hard negatives, offsets under a smooth absolute error."""
+"""The MultiBox loss of SSD: boxes matched by overlap, hard negative mining, and smooth L1 loss of the offsets."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from burnish.validation import check_number, require
 CLASS_AXIS = 2
 BACKGROUND = 0
 LEAST_SIZE = 1e-6
-"""Of a box, as a fraction of the picture: the logarithm of a size of 0 is infinite."""
+"""Smallest size of a box, as a fraction of the picture: the logarithm of 0 is infinite."""
 
 
 class _Match(NamedTuple):
-    """Which object each anchor answers for, ``[N, A]``; of no meaning where it is not ``found``."""
+    """The object that each anchor is matched with, ``[N, A]``; ``place`` is meaningless without ``found``."""
 
     place: Tensor
     found: Tensor
@@ -43,25 +43,25 @@ class _Match(NamedTuple):
 class Ssd(DetectionLoss):
     """MultiBox loss (Liu et al. 2016), as torchvision's ``SSD`` computes it.
 
-    It reads offsets ``[N, A, 4]`` from A default boxes and logits ``[N, A, 1 + C]``, of the background and of C classes. An
-    anchor answers for the object that it overlaps most, where the overlap reaches ``threshold``; the anchor that overlaps an
-    object most answers for it in any case. Offsets are ``(x - x_a) / (w_a * v[0])``, ``log(w / w_a) / v[1]`` and the same of y
-    and the height::
+    It reads offsets ``[N, A, 4]`` from A default boxes and logits ``[N, A, 1 + C]`` of the background and C classes. An anchor is
+    matched with the object that it overlaps most, if the overlap reaches ``threshold``; the anchor that overlaps an object most
+    is always matched with it. Offsets are ``(x - x_a) / (w_a * v[0])``, ``log(w / w_a) / v[1]``, and the same for y and the
+    height::
 
-        boxes   = sum over answering anchors of smooth_l1(offsets)                  / answering anchors
-        classes = sum over these, and over the negatives_per_positive hardest others of each picture, of cross-entropy
-                                                                                    / answering anchors
+        boxes   = sum over matched anchors of smooth_l1(offsets) / matched anchors
+        classes = sum over matched anchors, and over the negatives_per_positive hardest others of each picture, of cross-entropy
+                                                                 / matched anchors
 
     Attributes:
         grids: height and width of each feature map.
         scales: sizes of the squares of each map, and one more, as fractions of the picture.
         ratios: aspect ratios above 1 of each map's other boxes.
-        anchors: the default boxes themselves, centre and size, ``[A, 4]``, in place of these three.
+        anchors: the default boxes themselves, centre and size, ``[A, 4]``, instead of these three.
         threshold: between 0 and 1.
         negatives_per_positive: above 0.
         variances: v, above 0.
-        beta: of the smooth absolute error, 0 or more.
-        suppression: the overlap above which metrics leave out the less likely of two boxes of a class.
+        beta: bound of the smooth L1 loss, 0 or more.
+        suppression: overlap above which metrics drop the less likely of two boxes of a class.
     """
 
     name = "ssd"
@@ -121,7 +121,7 @@ class Ssd(DetectionLoss):
         """Return the specs of the objects.
 
         Raises:
-            ConfigurationError: predictions of another shape, such as another number of default boxes.
+            ConfigurationError: the predictions have another shape, such as another number of default boxes.
         """
         layout = "1 + classes", ", or give the grids, scales and ratios of the model"
         scores = check_predictions(self, predictions, [one.name for one in predictions], len(self.default_boxes), 4, layout)
@@ -179,7 +179,7 @@ class Ssd(DetectionLoss):
         own = builder.op("ArgMax", pairs, axis=2, keepdims=1)
         is_own = builder.op("And", builder.op("Equal", own, places_along(pairs, 2)), counts)
         number = builder.op("Unsqueeze", places_along(pairs, 1), builder.integers([1]))
-        # Of two objects with one best anchor the later has it.
+        # If two objects share their best anchor, the later one gets it.
         forced = builder.op("Where", is_own, number, builder.scalar(-1, number))
         forced = builder.op("ReduceMax", forced, builder.integers([1]), keepdims=0)
         is_forced = builder.op("GreaterOrEqual", forced, 0)
@@ -187,7 +187,7 @@ class Ssd(DetectionLoss):
         return _Match(builder.op("Where", is_forced, forced, index, like=index), builder.op("Or", is_forced, reaches))
 
     def _offsets(self, objects: Objects, match: _Match, anchors: Tensor) -> Tensor:
-        """Emit the offsets from the anchors to their objects, ``[N, A, 4]``; 0 where there is none."""
+        """Emit the offsets from the anchors to their objects, ``[N, A, 4]``; 0 for unmatched anchors."""
         builder = anchors.builder
         box = of_object(objects.boxes.joined(), match.place)
         sized = corners(box)
@@ -208,7 +208,7 @@ class Ssd(DetectionLoss):
         return -builder.op("Squeeze", picked, column, shape=label.shape)
 
     def _hardest_negatives(self, entropy: Tensor, match: _Match, ignored: Tensor | None) -> Tensor:
-        """Emit the sum of the largest cross-entropies of anchors that answer for nothing, of all pictures."""
+        """Emit the sum of the largest cross-entropies of unmatched anchors, over all pictures."""
         builder = entropy.builder
         excluded = match.found if ignored is None else builder.op("Or", match.found, ignored)
         row = builder.integers([1])
@@ -227,7 +227,7 @@ class Ssd(DetectionLoss):
 
 
 def _halves(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the centres and the sizes of boxes that are written so, each ``[..., 2]``."""
+    """Split boxes into centres and sizes, each ``[..., 2]``."""
     first, second = boxes.builder.op("Split", boxes, boxes.builder.integers([2, 2]), axis=-1, outputs=2)
     return first, second
 

@@ -29,16 +29,16 @@ from burnish.validation import check_number, is_whole
 
 LEAST = 1e-9
 MOST_BIN = 0.01
-"""How far below the last bin a distance is cut off, so that it has two neighbours."""
+"""Distance below the last bin at which targets are clipped, so that they lie between two bins."""
 
 
 class _Assignment(NamedTuple):
-    """What each cell is to say.
+    """The target of each cell.
 
     Attributes:
-        place: of the object that it answers for, ``[N, A]``.
-        found: whether there is one, bool ``[N, A]``.
-        quality: the score that its class is to have, ``[N, A]``; 0 where there is none.
+        place: index of the assigned object, ``[N, A]``.
+        found: True if an object is assigned, bool ``[N, A]``.
+        quality: target score of the object's class, ``[N, A]``; 0 without an object.
     """
 
     place: Tensor
@@ -48,27 +48,27 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskAligned(DetectionLoss):
-    """The loss of YOLOv8, with the task-aligned assignment of TOOD (Feng et al. 2021) and distribution focal loss (Li et al.
-    2020).
+    """The loss of YOLOv8: task-aligned assignment (TOOD, Feng et al. 2021) and distribution focal loss (Li et al. 2020).
 
-    It reads the distances from the centres of A cells to the sides of a box, left, top, right, bottom, in cells: ``[N, A, 4
-    bins]``, the logits of each distance over 0 ... bins - 1, or ``[N, A, 4]``, the distances themselves, with ``bins=1``; and the
-    logits of C classes, ``[N, A, C]``. Of the cells whose centre is in an object, those ``candidates`` answer for it whose
-    ``score^alpha * CIoU^beta`` is largest; a cell that two objects want answers for the one that its box overlaps more. Its class
-    is to have the score ``t = measure / largest measure * largest CIoU`` of its object, and every other class of every cell 0::
+    It reads the distances from the centres of A cells to the sides of a box (left, top, right, bottom), in cells: ``[N, A, 4
+    bins]``, the logits of each distance over 0 ... bins - 1, or with ``bins=1`` the distances themselves, ``[N, A, 4]``; and the
+    logits of C classes, ``[N, A, C]``. Each object is assigned the ``candidates`` cells with the largest ``score^alpha *
+    CIoU^beta`` whose centre is inside it; a cell wanted by two objects goes to the one that its box overlaps more. The target
+    score of the object's class is ``t = measure / largest measure * largest CIoU`` of the object; every other class of every cell
+    has target 0::
 
         boxes     = box_weight      * sum t (1 - CIoU)              / max(sum t, 1)
         distances = distance_weight * sum t DFL, of the four sides' mean / max(sum t, 1)
         classes   = class_weight    * sum binary cross-entropy      / max(sum t, 1)
 
     Attributes:
-        grids: height and width of each feature map, in the order of the predictions, cells row after row.
-        bins: how many bins a distance has.
-        candidates: cells of an object, at most.
+        grids: height and width of each feature map, in the order of the predictions, cells row by row.
+        bins: number of bins of a distance.
+        candidates: largest number of cells per object.
         alpha, beta: exponents of the measure, 0 or more.
         box_weight, class_weight, distance_weight: 0 or more.
-        channels_first: the predictions are ``[N, 4 bins, A]`` and ``[N, C, A]``.
-        suppression: the overlap above which metrics leave out the less likely of two boxes of a class.
+        channels_first: True if the predictions are ``[N, 4 bins, A]`` and ``[N, C, A]``.
+        suppression: overlap above which metrics drop the less likely of two boxes of a class.
     """
 
     name = "task_aligned"
@@ -100,14 +100,14 @@ class TaskAligned(DetectionLoss):
 
     @property
     def cells(self) -> int:
-        """How many cells the grids have."""
+        """The number of cells in all grids."""
         return sum(height * width for height, width in self.grids)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the specs of the objects.
 
         Raises:
-            ConfigurationError: predictions of another shape, such as another number of cells.
+            ConfigurationError: the predictions have another shape, such as another number of cells.
         """
         layout = "classes", ", or give the grids and the bins of the model, or channels_first=True"
         names = [prediction.name for prediction in predictions]
@@ -116,7 +116,7 @@ class TaskAligned(DetectionLoss):
         return self.object_specs(predictions[0], classes)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms ``boxes``, ``distances`` where they have bins, and ``classes``."""
+        """Emit the terms ``boxes``, ``distances`` (if they have bins) and ``classes``."""
         self.label_specs(predictions)
         read, scores = self._cells_first(predictions)
         builder = read.builder
@@ -160,7 +160,7 @@ class TaskAligned(DetectionLoss):
         return centres, sizes
 
     def _in_cells(self, objects: Objects) -> Objects:
-        """Emit objects in cells of the first map, in which a picture's width and height have one measure."""
+        """Emit the objects in cells of the first map, so that width and height have the same unit."""
         height, width = self.grids[0]
         left, top, right, bottom = objects.boxes
         return objects._replace(boxes=Corners(left * width, top * height, right * width, bottom * height))
@@ -184,7 +184,7 @@ class TaskAligned(DetectionLoss):
         return corners(builder.op("Concat", centres - before * sizes, centres + after * sizes, axis=2))
 
     def _assign(self, boxes: Corners, scores: Tensor, objects: Objects) -> _Assignment:
-        """Emit which cell answers for which object; constants of the gradient."""
+        """Emit the object of each cell; passes no gradient."""
         builder = scores.builder
         boxes, scores = Corners(*map(STOP_GRADIENT, boxes)), STOP_GRADIENT(scores)
         own, last = objects.boxes.unsqueezed(2), builder.integers([3])
@@ -217,7 +217,7 @@ class TaskAligned(DetectionLoss):
         return _Assignment(index, any_along(taken, 1), quality)
 
     def _largest(self, measure: Tensor) -> Tensor:
-        """Emit which cells of each object have the largest measures: bool ``[N, M, A]``."""
+        """Emit True for the cells with the largest measures of each object: bool ``[N, M, A]``."""
         builder = measure.builder
         count = builder.integers([min(self.candidates, self.cells)])
         values, places = builder.op("TopK", measure, count, axis=2, outputs=2)
@@ -226,7 +226,7 @@ class TaskAligned(DetectionLoss):
         return builder.op("Greater", chosen, 0.0)
 
     def _goals(self, objects: Objects, assigned: _Assignment) -> Corners:
-        """Emit the box of each cell's object, and one around its centre where it answers for none."""
+        """Emit the box of each cell's object; for cells without one, a box around the centre."""
         builder = assigned.quality.builder
         box = of_object(objects.boxes.joined(), assigned.place)
         centres, sizes = self._geometry(assigned.quality)
@@ -235,7 +235,7 @@ class TaskAligned(DetectionLoss):
         return corners(builder.op("Where", found, box, any_box, like=box))
 
     def _distribution_loss(self, read: Tensor, goal: Corners) -> Tensor:
-        """Emit the cross-entropy of the two bins beside each distance, by how near they are, averaged over the sides."""
+        """Emit the cross-entropy of the two bins next to each distance, weighted by nearness, averaged over the sides."""
         builder = read.builder
         centres, sizes = self._geometry(read)
         first, second = builder.op("Split", goal.joined(), builder.integers([2, 2]), axis=2, outputs=2)
@@ -251,7 +251,7 @@ class TaskAligned(DetectionLoss):
         return like.builder.constant(np.arange(self.bins, dtype=like.dtype.numpy()))
 
     def _outside_of_crowds(self, objects: Objects, assigned: _Assignment) -> Tensor | None:
-        """Emit 0 for cells whose centre is in a region of many objects and that answer for none, else 1: ``[N, A, 1]``."""
+        """Emit 0 for unassigned cells with the centre in a crowd region, otherwise 1: ``[N, A, 1]``."""
         if objects.crowd is None:
             return None
         builder = assigned.quality.builder

@@ -1,7 +1,6 @@
-"""The front towards PyTorch: ONNX models and modules that train inside of a PyTorch program, and weights back in modules.
+"""The PyTorch front end: train ONNX models and modules inside a PyTorch program, and copy weights back into modules.
 
-What runs the graphs is the PyTorch engine (``burnish.engines.torch``); how a module becomes a graph is in
-``burnish.importer.pytorch``.
+``burnish.engines.torch`` runs the graphs; ``burnish.importer.pytorch`` turns modules into graphs.
 """
 
 from burnish.torch.conversion import load_into, to_module

@@ -1,4 +1,4 @@
-"""What a module is called with."""
+"""The arguments that a module is called with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Examples as the arguments of a call, by position and by name: a tuple or list, a dictionary by name, or the only one."""
+    """Return examples as positional and keyword arguments: from a tuple or list, a dictionary by name, or a single argument."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, tuple | list):
@@ -22,13 +22,14 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def examples_like(module: torch.nn.Module, examples: Arguments, call: Arguments) -> Arguments:
-    """Examples of the structure of a call: those that there are, and for other parameters what the call has of them.
+    """Return examples with the structure of a call, filled in from the call if there is no example of a parameter.
 
-    The extents of examples are what open axes are traced with; a call may have one that leads elsewhere, such as the longest.
+    Open axes are traced with the extents of the examples; a call may have an extent that takes another branch, such as the
+    longest.
 
     Args:
-        module: what is called.
-        examples: other arguments by position and by name.
+        module: the module that is called.
+        examples: other arguments, by position and by name.
         call: the arguments of the call.
     """
     names = list(inspect.signature(module.forward).parameters)
@@ -54,6 +55,6 @@ def _batch(call: Arguments) -> int | None:
 
 
 def _kind(value: Any) -> Any:
-    """The structure of a value, the dtypes and ranks of its tensors, and what is no tensor."""
+    """Return the structure of a value, the dtypes and ranks of its tensors, and the other leaves."""
     leaves, spec = pytree.tree_flatten(value)
     return spec, [(leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""The backend of ``torch.compile``: of the graphs that Dynamo captures, burnish computes what it can, and PyTorch the rest."""
+"""The backend of ``torch.compile``: burnish computes the parts of Dynamo's graphs that it can, PyTorch the others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STOPS_GRADIENTS = frozenset({"detach", "detach_", "requires_grad_", torch.detach
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive operators of a captured graph that one of the two computes.
+    """Consecutive operators of a captured graph that either burnish or PyTorch computes.
 
     Attributes:
-        graph: the number of the captured graph.
+        graph: number of the captured graph.
         runs_in: ``burnish`` or ``PyTorch``.
-        operators: their names, in order.
-        reason: why PyTorch computes them; empty where burnish does.
-        line: of the user's code, where the first of them comes from.
+        operators: names of the operators, in order.
+        reason: why PyTorch computes them; empty for burnish's parts.
+        line: line of the user's code that the first operator comes from.
     """
 
     graph: int
@@ -47,7 +47,7 @@ _reports: contextvars.ContextVar[list[list[Part]] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def reported() -> Iterator[list[list[Part]]]:
-    """Collect the parts of the graphs that are compiled meanwhile."""
+    """Collect the parts of all graphs compiled inside this context."""
     collected: list[list[Part]] = []
     token = _reports.set(collected)
     try:
@@ -65,14 +65,14 @@ def compile_graph(
     """Compile a captured graph, as ``torch.compile(backend="burnish")`` does.
 
     Args:
-        module: of PyTorch's functions, as Dynamo captures it.
-        example_inputs: what it is called with.
-        engine: what runs it.
-        options: ``verify``: whether each part is compared with what PyTorch computes before it is taken; by default it is, and a
-            part that differs stays in PyTorch. ``torch.compile(options={"verify": False})`` skips that.
+        module: a graph of PyTorch functions, as Dynamo captures it.
+        example_inputs: the arguments of the call.
+        engine: the engine that runs burnish's parts.
+        options: ``verify``: True (the default) to compare each part with PyTorch before using it; parts that differ stay in
+            PyTorch. ``torch.compile(options={"verify": False})`` skips the comparison.
 
     Raises:
-        ConfigurationError: another option.
+        ConfigurationError: there is an unknown option.
     """
     verify = bool((options or {}).get("verify", True))
     if unknown := set(options or {}) - {"verify"}:
@@ -87,7 +87,7 @@ def compile_graph(
 
 
 class _Assembly:
-    """A captured graph, in which segments stand for the nodes that burnish computes."""
+    """A captured graph in which segments replace the nodes that burnish computes."""
 
     def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any], engine: TorchEngine, number: int, verify: bool):
         self.module = module
@@ -115,7 +115,7 @@ class _Assembly:
         self._place(run)
 
     def _place(self, nodes: list[fx.Node]) -> None:
-        """Make a segment of nodes, or of those of them that can be one."""
+        """Make segments of the nodes that burnish can compute, splitting the list until each part works or stays in PyTorch."""
         if not nodes:
             return
         outside = next((node for node in nodes if writes_outside(node, set(nodes))), None)
@@ -172,9 +172,9 @@ def _computing(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _settle_numbers(graph: fx.Graph) -> None:
-    """Put numbers in the place of floats that Dynamo holds open, which guards them; and counters of batches to the end.
+    """Replace floats that Dynamo keeps symbolic by numbers, which adds guards on them, and move batch counters to the end.
 
-    What adds to a tensor that nothing else reads, as layers count their batches, may run after all others.
+    An ``add_`` on a tensor that nothing else reads, as when layers count their batches, may run after all other nodes.
     """
     for node in list(graph.nodes):
         if node.op == "call_method" and node.target == "item" and isinstance(example_of(node), torch.SymFloat | float):
@@ -195,7 +195,7 @@ def _instead(node: fx.Node, number: float, read: Any) -> Any:
 
 
 def _left_to_pytorch(node: fx.Node) -> str:
-    """Why a node stays in PyTorch, as far as that is seen without an export; else empty."""
+    """Return why a node stays in PyTorch, if that is known without an export, otherwise an empty string."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         name = node.target.__name__
         return "a custom torch.autograd.Function" if name == "autograd_function_apply" else f"the higher-order operator {name}"
@@ -216,29 +216,29 @@ def _named(node: fx.Node) -> str:
 
 
 def _line(node: fx.Node) -> str:
-    """The line of the user's code that a node comes from."""
+    """Return the line of the user's code that a node comes from."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return lines[-1] if lines else ""
 
 
 def captures_recurrence(module: torch.nn.Module) -> AbstractContextManager[object]:
-    """The context in which Dynamo captures a module with its recurrent layers, which it leaves to PyTorch elsewhere.
+    """Return the context in which Dynamo captures a module including its recurrent layers.
 
-    Dynamo makes no graph at all of a function that calls one of ``torch.nn.RNN``, ``LSTM`` and ``GRU``, unless it is told to.
+    By default, Dynamo makes no graph of a function that calls ``torch.nn.RNN``, ``LSTM`` or ``GRU``.
     """
     is_recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
     return torch._dynamo.config.patch(allow_rnn=True) if is_recurrent else nullcontext()
 
 
 class PartialCalls:
-    """Calls of one module, of which burnish computes what it can.
+    """Calls of one module of which burnish computes only a part.
 
     Args:
         module: the module.
-        engine: what runs burnish's parts.
+        engine: the engine that runs burnish's parts.
         examples: arguments of a call, by position and by name.
-        verify: whether burnish's parts are compared with PyTorch's when they are made.
+        verify: True to compare burnish's parts with PyTorch when they are made.
     """
 
     def __init__(self, module: torch.nn.Module, engine: TorchEngine, examples: tuple[Any, Any], verify: bool = True):
@@ -250,17 +250,17 @@ class PartialCalls:
         self._compiled: Any = torch.compile(module.forward, backend=backend)
 
     def copied(self, module: torch.nn.Module) -> PartialCalls:
-        """The same for a copy of the module."""
+        """Return the calls of a copy of the module."""
         return PartialCalls(module, self._engine, self._examples, self._verify)
 
     def made_again(self) -> tuple[Any, ...]:
-        """What ``wrap`` takes beside the module."""
+        """Return the arguments, except the module, from which a pickled wrapper is rebuilt."""
         return self._examples, None, self._engine, True, self._verify
 
     def prepare(self) -> None:
-        """Nothing: a call compiles what it reaches."""
+        """Do nothing: the first call compiles the module."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what ``forward`` returns."""
+        """Return the result of ``forward``."""
         with captures_recurrence(self.module):
             return self._compiled(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A model bound to training or evaluation, as a function of tensors: data and state in, outputs and next statistics out."""
+"""A model bound to training or evaluation, as a function from data and state to outputs and updated statistics."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ WORDS = 1 << 32
 
 @dataclass(frozen=True)
 class Binding:
-    """What a model is bound to.
+    """The mode and the state that a model is bound to.
 
     Attributes:
-        state: names of the initializers that are inputs of the graph: parameters, buffers, running statistics.
-        policies: by the name of its node, the policy of each batch normalization layer; None binds the model to evaluation.
-        running_variance: which variance running statistics hold.
-        precision: mixed precision, where products are computed in sixteen bits.
-        held_rows: by the name of a parameter, the rows whose gradient is zero.
-        moving: names of state that is among the inputs of the model already, after its own.
-        written: those that a call writes to, with the output of the model that is the next value; these outputs are its last.
-        extents: what the model takes for granted of open extents of its inputs.
+        state: names of the initializers that become inputs of the graph: parameters, buffers, running statistics.
+        policies: policy of each batch normalization layer, by node name; None binds the model to evaluation.
+        running_variance: kind of variance that running statistics hold.
+        precision: mixed precision, if products are computed in sixteen bits.
+        held_rows: by parameter name, the rows with gradient zero.
+        moving: names of state that is already among the inputs of the model, after its own inputs.
+        written: state that a call writes to, mapped to the model's output with the next value; these outputs are the last.
+        extents: what the model assumes about open extents of its inputs.
     """
 
     state: Sequence[str]
@@ -56,9 +56,9 @@ class Binding:
 
 
 class Misfit(NamedTuple):
-    """An extent of an input that a graph does not take.
+    """An extent of an input that a graph does not accept.
 
-    Another rank, where ``axis`` is None. Where ``taken`` is None the axis is open, and ``forward`` asks for its extent.
+    If ``axis`` is None, the rank differs. If ``taken`` is None, the axis is open but ``forward`` branches on its extent.
     """
 
     name: str
@@ -78,17 +78,17 @@ class BoundGraph:
     """A model in one mode.
 
     Args:
-        model: a canonical model whose state has no values (``forget_values``); left as it is.
-        binding: the mode, and what of the model is state.
-        engine: what runs it.
-        name: of the graph, in errors.
+        model: a canonical model whose state has no values (``forget_values``); it is not changed.
+        binding: the mode and the state.
+        engine: the engine that runs it.
+        name: name of the graph in errors.
 
     Attributes:
-        data: the names of the inputs of the model, in their order.
-        outputs: the names of its outputs.
-        updated: the names of the buffers and running statistics that a call moves on.
-        draws: whether it draws at random.
-        counts: whether it asks for the number of the step.
+        data: names of the model's inputs, in order.
+        outputs: names of the model's outputs.
+        updated: names of the buffers and running statistics that a call updates.
+        draws: True if the graph draws random numbers.
+        counts: True if the graph needs the number of the step.
     """
 
     @garbage_kept()
@@ -124,12 +124,12 @@ class BoundGraph:
         """Run the graph.
 
         Args:
-            data: the inputs of the model, in their order.
-            state: the entries of ``self.state``, in their order. Those that are updated are written to.
-            step: the number of the step, where ``counts``.
+            data: the inputs of the model, in order.
+            state: the entries of ``self.state``, in order. Updated entries are written to in place.
+            step: number of the step, if ``counts``.
 
         Returns:
-            The outputs, in their order; autograd goes on from them.
+            The outputs, in order; autograd continues from them.
         """
         inputs = [*data, *state]
         try:
@@ -155,7 +155,7 @@ class BoundGraph:
         return results[:count]
 
     def refuse_extents(self, data: Sequence[torch.Tensor]) -> None:
-        """Raise InputError where a batch has another extent than batch normalization asks for."""
+        """Raise InputError if a batch has an extent that batch normalization does not allow."""
         for index, axis, rule in self._asked:
             if not rule.allows(extent := data[index].shape[axis]):
                 raise InputError(
@@ -164,10 +164,10 @@ class BoundGraph:
                 )
 
     def fits(self, data: Sequence[torch.Tensor]) -> bool:
-        """Whether the inputs have the extents that the graph takes.
+        """True if the graph accepts the extents of the inputs.
 
         Raises:
-            InputError: one is sparse or nested.
+            InputError: an input is sparse or nested.
         """
         for name, tensor in zip(self.data, data, strict=True):
             if tensor.layout is not torch.strided or tensor.is_nested:
@@ -184,7 +184,7 @@ class BoundGraph:
         return True
 
     def misfits(self, data: Sequence[torch.Tensor]) -> list[Misfit]:
-        """The extents of inputs that are not those that the graph takes."""
+        """Return the extents of inputs that the graph does not accept."""
         found = []
         for name, tensor, extents in zip(self.data, data, self._extents, strict=True):
             if extents is not None and tensor.dim() != len(extents):
@@ -195,11 +195,11 @@ class BoundGraph:
         return found or self._places(self._assumed.unequal(self._shapes(data)), data)
 
     def doubts(self, data: Sequence[torch.Tensor]) -> frozenset[Misfit]:
-        """The extents of inputs that ``forward`` may go another way for."""
+        """Return the extents of inputs for which ``forward`` may take another branch."""
         return frozenset(self._places(self._assumed.doubtful(self._shapes(data)), data))
 
     def settle(self, doubts: frozenset[Misfit]) -> None:
-        """Take such extents from now on."""
+        """Accept these extents from now on."""
         self._settled.add(doubts)
 
     def _shapes(self, data: Sequence[torch.Tensor]) -> dict[str, torch.Size]:
@@ -210,7 +210,7 @@ class BoundGraph:
         return [Misfit(name, axis, shapes[name][axis], None) for name, axis in axes]
 
     def is_open(self, places: Iterable[tuple[str, int | None]]) -> bool:
-        """Whether axes of inputs may have any extent."""
+        """True if the axes of inputs may have any extent."""
         extents = dict(zip(self.data, self._extents, strict=True))
         return all(axis is not None and (known := extents.get(name)) is not None and known[axis] is None for name, axis in places)
 
@@ -234,7 +234,7 @@ class BoundGraph:
                 )
 
     def check_gradients(self) -> None:
-        """Raise GradientError where a floating-point input cannot be differentiated by."""
+        """Raise GradientError if the graph cannot be differentiated with respect to a floating-point input."""
         self._graph.check_gradients()
 
     def __deepcopy__(self, memo: dict[int, object]) -> BoundGraph:
@@ -242,7 +242,7 @@ class BoundGraph:
 
 
 def _extents_of(value: ir.Value) -> list[int | None] | None:
-    """The extents of an input, None where one is open; None where its rank is unknown."""
+    """Return the extents of an input, None for an open one; None if the rank is unknown."""
     if value.shape is None:
         return None
     return [extent if isinstance(extent, int) else None for extent in value.shape]
@@ -251,7 +251,7 @@ def _extents_of(value: ir.Value) -> list[int | None] | None:
 def bind_export(
     exported: ExportedModule, engine: TorchEngine, training: bool, name: str, precision: str | None = None
 ) -> BoundGraph:
-    """The graph of a mode of an exported module, without its values; what it draws and writes is as the module does."""
+    """Return the graph of one mode of an exported module, without its values; it draws and writes as the module does."""
     binding = Binding(
         (*exported.parameters, *exported.buffers),
         {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()} if training else None,
@@ -267,17 +267,17 @@ def bind_export(
 
 
 def draw_key(device: torch.device) -> torch.Tensor:
-    """A key of random numbers, drawn from PyTorch's generator on the CPU: ``torch.manual_seed`` repeats what is drawn of it."""
+    """Draw a random key from PyTorch's CPU generator, so that ``torch.manual_seed`` makes the graph's draws repeatable."""
     return torch.randint(WORDS, KEY_SHAPE, dtype=torch.int64).to(device=device, dtype=torch.uint32)
 
 
 def pairs(value: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as real and imaginary parts; unlike ``view_as_real``, its gradient may come in any strides."""
+    """Return a complex tensor as real and imaginary parts; unlike ``view_as_real``, its gradient may have any strides."""
     return torch.stack((value.real, value.imag), -1)
 
 
 def forget_values(graph: ir.Graph, state: Iterable[str]) -> None:
-    """Leave the values of some initializers to PyTorch, in place: no pass takes them for constants, and they are held once."""
+    """Remove the values of state from a graph, in place: PyTorch holds them, and no pass can treat them as constants."""
     for name in state:
         if (value := graph.initializers.get(name)) is not None and value.const_value is not None:
             value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
@@ -285,7 +285,7 @@ def forget_values(graph: ir.Graph, state: Iterable[str]) -> None:
 
 
 def _lift(graph: ir.Graph, state: Iterable[str]) -> None:
-    """Make initializers inputs of the graph, in place; those that nothing reads are dropped."""
+    """Turn initializers into inputs of the graph, in place; unused ones are dropped."""
     for name in state:
         value = graph.initializers.pop(name, None)
         if value is not None and is_used(value):
@@ -293,7 +293,7 @@ def _lift(graph: ir.Graph, state: Iterable[str]) -> None:
 
 
 def _asked_of(graph: ir.Graph, policies: Mapping[str, NormPolicy], data: Sequence[str]) -> list[tuple[int, int, ExtentRule]]:
-    """What batch normalization asks of open axes of the inputs: the place of the input, the axis, and the rule."""
+    """Return batch normalization's requirements on open axes: position of the input, axis, and rule."""
     shapes = {value.name: value.shape for value in graph.inputs}
     places: dict[str | None, tuple[int, int]] = {}
     for index, shape in enumerate(map(shapes.get, data)):
@@ -305,7 +305,7 @@ def _asked_of(graph: ir.Graph, policies: Mapping[str, NormPolicy], data: Sequenc
 
 
 def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
-    """Bind a model to its mode, in place; return the names of the statistics that it updates, which are outputs after its own."""
+    """Bind a model to its mode, in place; return the names of the updated statistics, the last outputs."""
     graph = model.graph
     weights = [value for value in graph.inputs if value.name not in set(data)]
     compute_in_float32(model, keep_outputs=True)

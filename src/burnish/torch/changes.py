@@ -1,9 +1,9 @@
-"""What of a module its graphs depend on beside the values of parameters and buffers, and whether it has changed since.
+"""Detection of changes to a module that its graphs depend on, other than the values of parameters and buffers.
 
-A graph has attributes of the module and its parts as constants: a slope, a probability, a momentum. Who sets one afterwards
-means the next call. Dictionaries are compared at each call, in C and by identity first, which takes a fraction of a microsecond
-for each part. So are lists and configuration objects among the attributes that hold numbers and words, and what classes outside
-of PyTorch read of such: attributes of the class, and variables around their methods.
+A graph holds attributes of the module and its parts as constants: a slope, a probability, a momentum. If a user sets one, the
+next call must use it. Each call therefore compares the parts' dictionaries, in C and by identity first, which takes a fraction of
+a microsecond per part. It also compares lists and configuration objects among the attributes that hold only numbers and words,
+and the ones that methods of classes outside PyTorch read: class attributes and variables of the enclosing scope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from burnish.warn import warn
 
 TRAINING = "training"
 OF_SHARDING = ("_fsdp", "_is_fsdp", "__composable_api")
-"""What names of attributes begin with that ``fully_shard`` sets on modules."""
+"""Prefixes of the attributes that ``fully_shard`` sets on modules."""
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 class Noted:
-    """A module as it was.
+    """A snapshot of a module, to compare with later.
 
     Args:
         module: the module.
@@ -86,7 +86,7 @@ class Noted:
                         held[id(tensor)] = tensors, name
 
     def is_current(self) -> bool:
-        """Whether nothing has changed, modes included."""
+        """True if nothing has changed, including modes."""
         try:
             for now, before in self._attributes:
                 if now != before:
@@ -99,11 +99,11 @@ class Noted:
         return not self.is_hooked_otherwise() and not self.is_built_otherwise()
 
     def is_hooked_otherwise(self) -> bool:
-        """Whether parts have hooks that they had not, or lack some."""
+        """True if parts gained or lost hooks."""
         return any(self._unhooked) or any(now != before for now, before in self._hooked)
 
     def is_built_otherwise(self) -> bool:
-        """Whether parts were replaced, added or removed, tensors given where there were none, or shared ones parted."""
+        """True if parts were replaced, added or removed, missing tensors were set, or shared tensors separated."""
         for now, before in self._children:
             if now != before:
                 return True
@@ -113,10 +113,10 @@ class Noted:
         return any(tensors.get(name) is not others.get(other) for tensors, name, others, other in self._tied)
 
     def changed(self) -> list[Place]:
-        """The attributes that are others than they were, but for modes and what is sharded."""
+        """Return the changed attributes, except modes and sharding."""
         places = []
         for name, (now, before), tensors in zip(self._names, self._attributes, self._tensors, strict=True):
-            # A parameter is an attribute while ``fully_shard`` has it put together.
+            # While ``fully_shard`` has a parameter gathered, it is a plain attribute.
             for attribute in (now.keys() | before.keys()) - tensors - {TRAINING}:
                 is_unchanged = is_same(now.get(attribute, _MISSING), before.get(attribute, _MISSING))
                 if not is_unchanged and not attribute.startswith(OF_SHARDING):
@@ -129,7 +129,7 @@ _MISSING = object()
 
 
 class _Variable:
-    """A variable around a method, which is equal to another that has its value."""
+    """A variable that a method reads; it equals an object of the same type and value."""
 
     def __init__(self, holder: Mapping[str, Any] | CellType, name: str):
         self._holder = holder
@@ -151,7 +151,7 @@ class _Variable:
 
 
 def _held(part: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The lists and objects among the attributes of a part that hold nothing but numbers and words, as a graph has these."""
+    """Yield the lists and objects among a part's attributes that hold only numbers and words, which graphs hold as constants."""
     for name, value in part.__dict__.items():
         if name in OWN or name.startswith("_"):
             continue
@@ -170,7 +170,7 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _read_by(cls: type) -> tuple[tuple[Place, _Variable], ...]:
-    """What methods of a class outside of PyTorch read of numbers and words, beside attributes of the module."""
+    """Return the numbers and words that methods of a class outside PyTorch read, other than attributes of the module."""
     variables: list[tuple[Place, _Variable]] = []
     for base in (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", "burnish.", "builtins"))):
         attributes: Mapping[str, Any] = vars(base)
@@ -188,7 +188,7 @@ def _read_by(cls: type) -> tuple[tuple[Place, _Variable], ...]:
 
 
 def warn_of_hooks(module: torch.nn.Module) -> None:
-    """Warn of hooks that are not called with a graph."""
+    """Warn about hooks that a graph does not call."""
     hooked = [name for name, part in module.named_modules() if name and any(getattr(part, hooks, None) for hooks in HOOKS)]
     if any(OF_ALL):
         hooked.append("those of all modules")

@@ -1,4 +1,4 @@
-"""Weights between programs and modules: a module made of a program, and weights of a session in a module that there is."""
+"""Conversion of weights: a PyTorch module from a program, and a session's weights in an existing module."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from burnish.training import Session
 
 
 def to_module(source: Program | Session, state: Mapping[str, np.ndarray] | None = None) -> fx.GraphModule:
-    """Return what a program predicts as a module of PyTorch's own operators, with the weights.
+    """Return a program's prediction as a module of PyTorch operators, including the weights.
 
-    Weights are parameters and running statistics buffers, copies, under the names of their initializers in ``state_dict``. The
-    module can be edited, exported, quantized and saved as any ``torch.fx.GraphModule``, and PyTorch differentiates it; it
-    computes predictions, in training mode too: normalization reads its running statistics, and nothing is dropped.
+    Weights become parameters, running statistics buffers. They are copies, named after their initializers in ``state_dict``. The
+    module can be edited, exported, quantized, saved and differentiated like any ``torch.fx.GraphModule``. It always computes
+    predictions, even in training mode: normalization uses running statistics, and dropout is off.
 
     Args:
-        source: a session, whose state the module gets; or a program.
-        state: of a program, by state name; by default ``source.initial_state()``.
+        source: a session, which provides the state; or a program.
+        state: state of a program, by name; by default ``source.initial_state()``.
 
     Returns:
-        A module that takes the model's inputs in the order of the file, and returns its output, or a tuple of them where it has
-        several.
+        A module that takes the model's inputs in the order of the file, and returns its output, or a tuple if there are several.
 
     Raises:
-        ConfigurationError: the source is neither; a weight is missing in ``state`` or has another shape, or a session comes
+        ConfigurationError: the source is neither; a weight is missing in ``state`` or has another shape; or a session is given
             with a state.
         EngineError: PyTorch lacks an operator or an element type of the model.
     """
@@ -59,7 +58,7 @@ def to_module(source: Program | Session, state: Mapping[str, np.ndarray] | None 
 
 
 def _hold(module: fx.GraphModule, node: fx.Node, entry: Entry, array: np.ndarray) -> None:
-    """Let a module hold a tensor that its graph takes as an input, in place."""
+    """Register an input of a module's graph as a tensor of the module, in place."""
     tensor = tensor_of(array, entry.dtype).clone()
     owner, attribute = place_for(module, entry.name.partition("/")[2])
     if entry.role is Role.PARAMETER:
@@ -89,17 +88,17 @@ PARAMETER, STATISTIC, STEP = "param/", "stat/", "step"
 
 
 def load_into(module: torch.nn.Module, session: Session) -> None:
-    """Write what a session trained into a module: its parameters, running statistics and counts of batches, in place.
+    """Write the weights that a session trained into a module, in place: parameters, running statistics and batch counts.
 
-    Optimizers and whatever else holds the module's tensors go on holding them. What the program does not have, such as a
-    parameter that ``forward`` does not read, stays as it is.
+    Optimizers and other holders of the module's tensors remain valid. Tensors that the program does not have, such as a parameter
+    that ``forward`` does not read, stay unchanged.
 
     Args:
-        module: the one that was compiled, or another with tensors of the same names and shapes; its dtypes and devices stay.
-        session: after any number of steps.
+        module: the module that was compiled, or another with tensors of the same names and shapes; it keeps dtypes and devices.
+        session: a session, after any number of steps.
 
     Raises:
-        ConfigurationError: the module lacks one of the tensors, or has it in another shape; nothing is written then.
+        ConfigurationError: a tensor is missing in the module or has another shape; nothing is written in that case.
     """
     state = session.state()
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
@@ -140,14 +139,14 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def place_for(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """Return the submodule and the attribute that a tensor is to be registered as.
+    """Return the submodule and the attribute name under which to register a tensor.
 
-    A name with dots is that of a tensor in submodules, which are made, so that ``state_dict`` has the name as it is. Where a name
-    cannot be one, the tensor belongs to the module itself, and its dots become underscores.
+    A dotted name is a path through submodules, created as needed, so that ``state_dict`` has the original name. If the path is
+    impossible, the tensor belongs to the module itself, with underscores instead of dots.
 
     Args:
-        module: what is to hold the tensor.
-        name: of the tensor in its file.
+        module: the module to hold the tensor.
+        name: name of the tensor in its file.
     """
     *path, last = name.split(".")
     owner = module
@@ -165,7 +164,7 @@ def place_for(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]
 
 
 def _free(module: torch.nn.Module, name: str) -> str:
-    """A name that is no attribute of a module yet."""
+    """Return an unused attribute name for a module."""
     name = name.replace(".", "_") or "_"
     while hasattr(module, name):
         name += "_"

@@ -1,9 +1,9 @@
-"""A graph that PyTorch's autograd goes through: its forward and its backward pass, run by the PyTorch engine.
+"""A graph as a function that PyTorch's autograd can differentiate; the PyTorch engine runs both passes.
 
-The gradients that are asked for are differentiated once for each choice of inputs, and the graph of both passes is rewritten for
-the engine's kernels as a whole; then it is split in two (``burnish.engines.torch.translate.splitting``). A call runs on the
-caller's tensors: nothing is copied, and what the backward pass reads is saved in autograd's own way, so that two forwards before
-a backward, a retained graph, checkpointing and hooks on saved tensors do what they do elsewhere in PyTorch.
+Each set of requested gradients is differentiated once. The graph of both passes is rewritten as a whole for the engine's kernels
+and then split in two (``burnish.engines.torch.translate.splitting``). A call runs on the caller's tensors, without copies, and
+saves values for the backward pass the way autograd does. Two forwards before a backward, a retained graph, checkpointing and
+hooks on saved tensors therefore work as usual in PyTorch.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class DifferentiableGraph:
     """A graph as a function of tensors that can be differentiated any number of times.
 
     Args:
-        model: bound to a mode; with inputs that have dtypes and ranks; may hold semantic operators; left as it is. No output is
-            an input, or another output.
-        engine: what runs it.
-        name: of the graph, in errors.
-        held_rows: by the name of an input, the rows of its gradient that are zero.
-        written: the names of inputs that the caller writes to after a call, such as running statistics: a gradient of a gradient
-            reads what they are by then, but for those that are ``kept``.
-        aside: how many of the last outputs have no gradient.
-        kept: the names of those of ``written`` that outputs depend on.
+        model: a model bound to a mode, with dtypes and ranks for its inputs; it may hold semantic operators and is not changed.
+            No output is an input or a repeated output.
+        engine: the engine that runs it.
+        name: name of the graph in errors.
+        held_rows: by input name, the rows of its gradient that are zero.
+        written: names of inputs that the caller writes to after a call, such as running statistics. A gradient of a gradient
+            reads their later values, except for inputs in ``kept``.
+        aside: number of last outputs that have no gradient.
+        kept: names among ``written`` that outputs depend on.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class DifferentiableGraph:
         return self  # which holds no state
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Run the graph on its inputs, in their order, all on one device; autograd goes on from the outputs.
+        """Run the graph on its inputs, in order and all on one device; autograd continues from the outputs.
 
         Raises:
-            GradientError: a gradient is asked for through an operator that has none, or by a transform of ``torch.func``.
-            EngineError: the engine does not run an operator of the graph, or PyTorch refuses one.
+            GradientError: a gradient is requested through an operator without one, or by a transform of ``torch.func``.
+            EngineError: the engine or PyTorch cannot run an operator of the graph.
         """
         device = inputs[0].device if inputs else torch.device(self._engine.device)
         recording = torch.is_grad_enabled()
@@ -111,7 +111,7 @@ class DifferentiableGraph:
             return self.run(passes, inputs)
 
     def _recorded(self, passes: _Passes) -> Callable[..., Tensors]:
-        """What autograd goes through both passes by: a node in C++ as soon as that is built, else a function in Python."""
+        """Return the autograd function of both passes: a C++ node once it is built, otherwise a Python function."""
         node = graph_calls()
         if node is None:
             return functools.partial(_apply_plainly, self, passes)
@@ -134,13 +134,13 @@ class DifferentiableGraph:
         return passes.recorded
 
     def run(self, passes: _Passes, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Run the forward pass, without gradients: the outputs, and after them what the backward pass reads."""
+        """Run the forward pass without autograd; return the outputs, then the values saved for the backward pass."""
         return self._call(passes.forward, _all_laid_out(inputs, self._images), "forward")
 
     def run_back(self, passes: _Passes, saved: list[Any], cotangents: Sequence[torch.Tensor]) -> Tensors:
-        """Run the backward pass, without gradients: one for each input that ``passes`` is of and that outputs depend on.
+        """Run the backward pass without autograd; return the gradients of ``passes.reached``.
 
-        It empties ``saved``, and frees what nobody else holds of that as it goes.
+        It empties ``saved``, to free tensors that nobody else holds as early as possible.
         """
         assert passes.backward is not None
         images: Sequence[int] = ()
@@ -150,7 +150,7 @@ class DifferentiableGraph:
         return self._call(passes.backward, [saved], "backward")
 
     def differentiate_again(self, passes: _Passes, inputs: Tensors, cotangents: Tensors) -> list[torch.Tensor | None]:
-        """The gradients of all inputs, None where outputs do not depend on one, in a way that they can be differentiated."""
+        """Return differentiable gradients of all inputs, None for inputs that outputs do not depend on."""
         again = self.gradient_graph(passes.wanted)
         gradients: list[torch.Tensor | None] = [None] * len(passes.wanted)
         for index, gradient in zip(again.reached, again.graph(*inputs, *cotangents), strict=True):
@@ -166,12 +166,12 @@ class DifferentiableGraph:
             raise
 
     def _refuse(self, stage: str, error: BaseException) -> None:
-        """Say where a pass failed, if it was PyTorch that did."""
+        """Raise an error that locates the failure, if PyTorch raised it."""
         if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | MemoryError):
             raise failure(f"{stage} '{self.name}'", error, place_of(error)) from error
 
     def passes(self, wanted: tuple[bool, ...], device: torch.device) -> _Passes:
-        """The passes for the gradients of some inputs; made when they are first asked for."""
+        """Return the passes for the gradients of some inputs, made on first use."""
         key = (wanted, device)
         if key not in self._passes:
             with self._making:
@@ -180,7 +180,7 @@ class DifferentiableGraph:
         return self._passes[key]
 
     def gradient_graph(self, wanted: tuple[bool, ...]) -> _Gradients:
-        """The gradients as a graph of the inputs and the cotangents, to be differentiated again."""
+        """Return the gradients as a differentiable graph of the inputs and the cotangents."""
         with self._making:
             if wanted not in self._gradients:
                 model = self._model.clone()
@@ -194,10 +194,10 @@ class DifferentiableGraph:
             return self._gradients[wanted]
 
     def check_gradients(self) -> None:
-        """Differentiate by all floating-point inputs, and keep nothing of it.
+        """Differentiate with respect to all floating-point inputs, and discard the result.
 
         Raises:
-            GradientError: an operator between one of them and an output has no gradient.
+            GradientError: an operator between an input and an output has no gradient.
         """
         model = self._model.clone()
         _Joint.of(model, [value.dtype in FLOATING for value in model.graph.inputs], self._held_rows, self._aside)
@@ -225,13 +225,13 @@ class _Passes:
     """The passes of a graph for the gradients of some of its inputs.
 
     Attributes:
-        forward, backward: as ``Split`` has them; no backward where nothing is differentiated.
-        results: how many outputs there are.
-        differentiated: the positions of the outputs that cotangents come in for.
-        constant: those of the others.
-        reached: the positions of the inputs that the backward pass returns gradients of.
-        wanted: for each input, whether its gradient is asked for.
-        recorded: runs both passes by a node in C++; None until that is built, and where it cannot be.
+        forward, backward: the two modules of ``Split``; backward is None if nothing is differentiated.
+        results: number of outputs.
+        differentiated: positions of the outputs that have cotangents.
+        constant: positions of the other outputs.
+        reached: positions of the inputs with gradients from the backward pass.
+        wanted: for each input, True if its gradient is requested.
+        recorded: the C++ node that runs both passes; None until it is built, or if it cannot be.
     """
 
     forward: fx.GraphModule
@@ -246,7 +246,7 @@ class _Passes:
 
 @dataclass(frozen=True, eq=False)
 class _Gradients:
-    """A graph of inputs and cotangents, and the positions of the inputs that its outputs are the gradients of."""
+    """A graph of inputs and cotangents, and the positions of the inputs whose gradients it outputs."""
 
     graph: DifferentiableGraph
     reached: tuple[int, ...]
@@ -254,12 +254,12 @@ class _Gradients:
 
 @dataclass(frozen=True, eq=False)
 class _Joint:
-    """What was added to a graph: its gradients, as further outputs.
+    """The gradients added to a graph as additional outputs.
 
     Attributes:
-        results: how many outputs there were.
-        differentiated: the positions of those that cotangents come in for.
-        reached: the positions of the inputs whose gradients were added, in their order.
+        results: number of outputs before.
+        differentiated: positions of the outputs that have cotangents.
+        reached: positions of the inputs whose gradients were added, in order.
     """
 
     results: int
@@ -270,7 +270,7 @@ class _Joint:
     def of(cls, model: ir.Model, wanted: Sequence[bool], held_rows: HeldRows, aside: int, separate: bool = False) -> _Joint:
         """Add the gradients of the wanted inputs, in place.
 
-        The cotangents are inputs, in their order after those of the graph; or, ``separate``, what ``emit_cotangents`` gives.
+        The cotangents become inputs after those of the graph, or, with ``separate``, the result of ``emit_cotangents``.
         """
         graph = model.graph
         wrt = {value: index for index, value in enumerate(graph.inputs) if wanted[index]}
@@ -302,7 +302,7 @@ class _Joint:
 
 
 class _Call(torch.autograd.Function):
-    """One call of a graph, as autograd sees it: in an export, and where there is no node in C++."""
+    """One call of a graph as an autograd function, used for exports and without the C++ node."""
 
     @staticmethod
     def forward(ctx: Any, graph: DifferentiableGraph, passes: _Passes, *inputs: torch.Tensor) -> Tensors:
@@ -311,7 +311,7 @@ class _Call(torch.autograd.Function):
         outputs, saved = results[:count], results[count:]
         ctx.graph, ctx.passes, ctx.numbers, ctx.written = graph, passes, None, None
         if graph.written:
-            # Autograd would refuse what was written to; a gradient of a gradient reads what stands there by then.
+            # Autograd refuses saved tensors that were written to; a gradient of a gradient reads their later values.
             own = {id(inputs[index]) for index in graph.written}
             written = {index: inputs[index].clone() if index in graph.kept else inputs[index] for index in graph.written}
             saved = tuple([value.clone() if id(value) in own else value for value in saved])
@@ -320,7 +320,7 @@ class _Call(torch.autograd.Function):
         if all([isinstance(value, torch.Tensor) for value in saved]):
             ctx.save_for_backward(*saved, *inputs)
         else:
-            # What is no tensor, such as an extent, stays in its place.
+            # Values other than tensors, such as extents, keep their position.
             ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in saved]
             ctx.save_for_backward(*[value for value in saved if isinstance(value, torch.Tensor)], *inputs)
         ctx.saved_count = len(saved)
@@ -351,11 +351,11 @@ class _Call(torch.autograd.Function):
 
 
 _apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Call).apply
-"""``_Call.apply`` without what only transforms of functions need, which costs as much as all else of it."""
+"""``_Call.apply`` without the part that only function transforms need, which takes half of its time."""
 
 
 def _all_laid_out(tensors: Sequence[torch.Tensor], images: Sequence[int]) -> list[torch.Tensor]:
-    """Tensors as the engine's kernels read them: those at the positions ``images`` with channels last."""
+    """Return tensors in the memory layout of the engine's kernels: channels last at the positions ``images``."""
     if not images:
         return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
     positions = set(images)
@@ -363,12 +363,12 @@ def _all_laid_out(tensors: Sequence[torch.Tensor], images: Sequence[int]) -> lis
 
 
 def laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    """An image, or the kernels of a convolution, with channels last: itself where it has them so."""
+    """Return an image or convolution kernel with channels last, without a copy if it already is."""
     return tensor.contiguous(memory_format=torch.channels_last if tensor.is_floating_point() else torch.contiguous_format)
 
 
 def separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own, in place: none is an input, an initializer, or an output before it."""
+    """Give each output its own value, in place: no output is an input, an initializer or a repeated output."""
     builder = Builder(graph)
     earlier: set[ir.Value] = set()
     for index, value in enumerate(graph.outputs):

@@ -1,4 +1,4 @@
-"""What of a module burnish computes, what PyTorch, and why."""
+"""A report of which parts of a module burnish computes, which PyTorch, and why."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from burnish.torch.arguments import arguments
 from burnish.torch.backend import Part, captures_recurrence, compile_graph, reported
 
 SHOWN = 6
-"""Operators of a part that the text names."""
+"""Number of operators of a part named in the text."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """Where ``forward`` is not captured, and Python goes on: a branch that depends on data, for example.
+    """A graph break: a line of ``forward`` at which capture ends and Python continues, such as a data-dependent branch.
 
     Attributes:
-        reason: as PyTorch gives it.
-        line: of the user's code.
-        function: what PyTorch computes as a whole because of that, but for what it calls: Dynamo makes no graphs of a function
-            that it has to leave inside of a loop. None where there are graphs before and after the line.
+        reason: PyTorch's reason.
+        line: line of the user's code.
+        function: the function that PyTorch therefore runs as a whole, except the functions it calls: Dynamo makes no graphs of a
+            function that breaks inside a loop. None if there are graphs before and after the line.
     """
 
     reason: str
@@ -36,11 +36,11 @@ class Break:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The parts of a module, in the order in which they run, and what lies between captured graphs.
+    """The parts of a module, in execution order, and the breaks between captured graphs.
 
     Attributes:
         parts: consecutive operators that burnish or PyTorch computes.
-        breaks: where one captured graph ends, and Python goes on.
+        breaks: the lines at which a captured graph ends and Python continues.
     """
 
     parts: tuple[Part, ...]
@@ -60,16 +60,16 @@ class Explanation:
 
 
 def explain(model: torch.nn.Module, inputs: Any, engine: TorchEngine | None = None) -> Explanation:
-    """Report what ``torch.compile(model, backend="burnish")``, and ``wrap(..., partial=True)``, let burnish compute.
+    """Report which parts ``torch.compile(model, backend="burnish")`` and ``wrap(..., partial=True)`` let burnish compute.
 
-    A copy of the model is called twice, so that nothing of it changes; what ``torch.compile`` compiled before in this process is
-    compiled again at the next call. Recurrent layers are captured, as in ``wrap(..., partial=True)``; ``torch.compile`` does
-    that where ``torch._dynamo.config.allow_rnn`` is set.
+    This calls a copy of the model twice, so the model does not change; functions that ``torch.compile`` compiled earlier in this
+    process are compiled again at their next call. Recurrent layers are captured, as in ``wrap(..., partial=True)``;
+    ``torch.compile`` captures them only if ``torch._dynamo.config.allow_rnn`` is set.
 
     Args:
         model: the model.
-        inputs: what it is called with: a tuple or list of its arguments, a dictionary of those by name, or the only one.
-        engine: what runs burnish's parts; by default ``TorchEngine()``.
+        inputs: the arguments of a call: a tuple or list, a dictionary by name, or a single argument.
+        engine: the engine that runs burnish's parts; by default ``TorchEngine()``.
     """
     args, kwargs = arguments(inputs)
     with captures_recurrence(model):
@@ -84,7 +84,7 @@ def explain(model: torch.nn.Module, inputs: Any, engine: TorchEngine | None = No
 
 
 def _functions_left() -> list[Break]:
-    """The functions that Dynamo made no graph of in the last call, as its records of compilations have them."""
+    """Return the functions that Dynamo made no graph of in the last call, from its compilation records."""
     left = {}
     for record in get_compilation_metrics():
         if record.fail_reason:
@@ -94,7 +94,7 @@ def _functions_left() -> list[Break]:
 
 
 def _reason(reason: str) -> str:
-    """A reason of Dynamo's, without its hints and what it says to developers."""
+    """Return a reason of Dynamo without its hints and developer details."""
     reason = " ".join(reason.split()).replace(" Explanation: ", ": ", 1)
     for end in (" Hint: ", " Developer debug context: ", " The branch condition "):
         reason = reason.partition(end)[0]

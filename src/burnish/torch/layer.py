@@ -25,18 +25,18 @@ from burnish.torch.differentiable import laid_out
 class Layer(torch.nn.Module):
     """An ONNX model as a ``torch.nn.Module``: a trainable part of a PyTorch model, run by burnish's PyTorch engine.
 
-    Weights are parameters; running statistics, and tensors that the exporter noted as buffers, are buffers. They have the names
-    of their initializers: a name with dots is that of a parameter in submodules, so that ``state_dict`` has the names of the
-    file. Where a name cannot be one, dots become underscores. ``train()`` and ``eval()`` choose how normalization and dropout
-    behave; dropout draws from PyTorch's generator. Gradients flow to inputs and parameters, and can be differentiated again.
+    Weights become parameters; running statistics, and tensors that the exporter marked as buffers, become buffers. A dotted
+    initializer name is a path through submodules, so ``state_dict`` has the names of the file; if that is impossible, dots become
+    underscores. ``train()`` and ``eval()`` control normalization and dropout; dropout draws from PyTorch's generator. Gradients
+    flow to inputs and parameters, and can be differentiated again.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``.
-        norm: the policy of batch normalization layers in training, or {pattern: policy}, as ``burnish.compile`` takes it;
-            ``auto`` is ``train``.
-        batch: ``open`` for a model of one sample that is to take several (``burnish.load``).
-        bind: {input: value}: inputs that are fixed to a value (``burnish.load``).
-        engine: what runs it; by default ``TorchEngine()``.
+        norm: the policy of batch normalization layers in training, or {pattern: policy}, as in ``burnish.compile``; ``auto`` is
+            ``train``.
+        batch: ``open`` to let a model of one sample take several (``burnish.load``).
+        bind: {input: value}: inputs with a fixed value (``burnish.load``).
+        engine: the engine that runs it; by default ``TorchEngine()``.
 
     Raises:
         ModelError: the source is not a valid ONNX model.
@@ -72,13 +72,13 @@ class Layer(torch.nn.Module):
 
         Args:
             args: inputs of the model, in the order of the file.
-            kwargs: inputs by their names.
+            kwargs: inputs by name.
 
         Returns:
-            The output of the model, or a tuple of them where it has several. Images have their channels last in memory.
+            The output of the model, or a tuple if there are several. Images have channels last in memory.
 
         Raises:
-            ConfigurationError: inputs are missing, too many, or of another dtype.
+            ConfigurationError: inputs are missing, too many, or have another dtype.
             InputError: an input has another extent along an axis that is not open.
         """
         inputs = self._arguments(args, kwargs)
@@ -118,7 +118,7 @@ class Layer(torch.nn.Module):
         return self._graphs[key]
 
     def _register(self, name: str, value: ir.Value, is_weight: bool) -> None:
-        """Register an initializer as a parameter or buffer, in submodules that its dots name."""
+        """Register an initializer as a parameter or buffer, in the submodules named by its dots."""
         assert value.const_value is not None
         dtype = value.const_value.dtype
         tensor = tensor_of(value.const_value.numpy(), dtype)
