@@ -1,7 +1,8 @@
-"""Metrics: what is reported beside the loss, as functions of totals that add up over batches, replicas and clients.
+"""Metrics: figures reported with the loss, as functions of totals that add up over batches, replicas and clients.
 
-One file per family, on what is in ``base``. ``classification`` says what a prediction answers, and what is right; ``averaging``
-takes means over classes. What is minimized is in ``burnish.losses``; how totals of batches are added up, in ``burnish.training``.
+There is one file per family; ``base`` holds the shared parts. ``classification`` determines a prediction's answer and the right
+one, and averages over classes. ``burnish.losses`` holds the functions to minimize; ``burnish.training`` adds up the totals of
+batches.
 """
 
 from __future__ import annotations
@@ -107,14 +108,14 @@ METRICS: Registry[Metric] = Registry(
     is_made=lambda given: isinstance(given, Metric),
     bare=True,
 )
-"""Metrics by name. One of your own stands here before a program that was saved with it is opened."""
+"""Metrics by name. Register your own metrics here before opening a program that was saved with them."""
 
 
 def get(metric: str | Metric) -> Metric:
-    """Return the metric of a text, or the metric object itself.
+    """Return the metric of a name, or the metric object itself.
 
-    The text is a name, with settings behind a colon and commas between them; the first may stand alone: ``f1:macro``,
-    ``auc:average=macro,bins=1024``, ``top_k:5``, for which ``top_5`` is another way to write.
+    The name may be followed by a colon and comma-separated settings, the first of them without its name: ``f1:macro``,
+    ``auc:average=macro,bins=1024``, ``top_k:5``. ``top_5`` is short for ``top_k:5``.
 
     Raises:
         ConfigurationError: there is no metric of that name, or no such setting.
@@ -124,7 +125,7 @@ def get(metric: str | Metric) -> Metric:
 
 
 def is_known(metric: Metric) -> bool:
-    """Return whether a metric's name leads back to it."""
+    """True if ``get`` returns an equal metric for the metric's name."""
     try:
         return get(metric.name) == metric
     except ConfigurationError:
@@ -132,7 +133,7 @@ def is_known(metric: Metric) -> bool:
 
 
 def higher_is_better(figure: str) -> bool:
-    """Return whether the larger of two figures of this name is the better. Of the loss, which is no metric, it is the smaller."""
+    """True if larger figures of this metric are better; False for the loss."""
     try:
         return get(figure).higher_is_better
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""Shares of right answers."""
+"""Accuracy and top-k accuracy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from burnish.validation import is_whole
 class Accuracy(Quotient):
     """Share of right answers.
 
-    Over class indices: of positions whose largest score along axis 1 is the label's; the first where scores tie. Positions with
-    an ignored label are not counted. Over probabilities of classes, as ``cross_entropy:probabilities=true`` compares with: of
-    positions whose largest score is that of the most probable class. Over yes-or-no targets: of elements whose probability is
-    above 1/2 where the target is.
+    With class indices, a position is right if its largest score along axis 1 is the label's (the first one of equal scores);
+    positions with an ignored label do not count. With probabilities of classes, as in ``cross_entropy:probabilities=true``, a
+    position is right if its largest score is that of the most probable class. With yes-or-no targets, an element is right if its
+    probability is on the same side of 1/2 as the target.
     """
 
     word: ClassVar[str] = "accuracy"
@@ -44,9 +44,9 @@ class Accuracy(Quotient):
 
 @dataclass(frozen=True)
 class TopK(Quotient):
-    """Share of positions whose label is among the k largest scores along axis 1; the first where scores tie.
+    """Share of positions whose label is among the k largest scores along axis 1; of equal scores the first ones count.
 
-    Positions with an ignored label are not counted.
+    Positions with an ignored label do not count.
     """
 
     word: ClassVar[str] = "top_k"
@@ -66,7 +66,7 @@ class TopK(Quotient):
         """Emit sum and count, int64 scalars.
 
         Raises:
-            ConfigurationError: there are no class indices, or fewer classes than k.
+            ConfigurationError: the labels are not class indices, or there are fewer classes than k.
         """
         prediction, builder = compared.prediction, compared.prediction.builder
         if compared.spec.name != "labels":
@@ -80,7 +80,7 @@ class TopK(Quotient):
         _, indices = builder.op("TopK", prediction, builder.integers([self.k]), axis=CLASS_AXIS, outputs=2)
         expected = builder.op("Unsqueeze", compared.label, builder.integers([CLASS_AXIS]))
         hit = builder.cast(builder.op("Equal", indices, expected), ir.DataType.INT64)
-        # The k indices of a position differ, so that at most one of them is the label.
+        # The k indices of a position differ, so at most one is the label.
         hits = builder.op("ReduceSum", hit, builder.integers([CLASS_AXIS]), keepdims=0)
         total = builder.op("ReduceSum", hits * builder.cast(counted, ir.DataType.INT64), keepdims=0)
         return {SUM: total, COUNT: how_many(counted)}

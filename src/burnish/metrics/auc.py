@@ -1,4 +1,4 @@
-"""The area under the receiver operating characteristic: how often a positive scores higher than a negative."""
+"""The area under the ROC curve: how often a positive scores higher than a negative."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST = 1e-30  # of a probability in a logarithm; float32 holds it
 
 
 class _Questions(NamedTuple):
-    """One row of scores per class, and which of them are positives and which negatives; int64 of 0 and 1."""
+    """One row of scores per class, with masks of the positives and the negatives, int64 0 and 1."""
 
     scores: Tensor
     log_odds: Tensor
@@ -42,21 +42,21 @@ class _Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class AreaUnderCurve(MetricBase):
-    """The share of pairs of a positive and a negative in which the positive scores higher; a tie is half of one.
+    """The share of pairs of a positive and a negative in which the positive scores higher; a tie counts half.
 
-    That is the area under the ROC curve (Hanley and McNeil 1982). The figure of one batch is exact, by ranks. No fixed number of
-    totals holds the ranks of a whole data set: over several batches, positives and negatives are counted in bins of the log odds,
-    and a pair in one bin is taken for a tie. The area is then off by at most half the share of such pairs, which
-    ``error_bound`` computes from the totals.
+    This is the area under the ROC curve (Hanley and McNeil 1982). The figure of one batch is exact, from ranks. Since no fixed
+    number of totals holds the ranks of a whole data set, several batches are combined by counting positives and negatives in bins
+    of the log odds, and a pair in the same bin counts as a tie. The area is then off by at most half the share of such pairs,
+    which ``error_bound`` computes from the totals.
 
-    Bin i of n holds log odds x with ``i <= n / 2 * t < i + 1``, where ``t = 1 / (1 - x)`` below 0 and ``2 - 1 / (1 + x)`` above.
-    It is about ``2 / n * (1 + |x|)²`` wide, so that confident answers have bins of their own. Scores that are no
-    probabilities stand for log odds.
+    Bin i of n holds log odds x with ``i <= n / 2 * t < i + 1``, with ``t = 1 / (1 - x)`` below 0 and ``2 - 1 / (1 + x)`` above.
+    It is about ``2 / n * (1 + |x|)²`` wide, so that confident answers do not share a few bins. Scores that are not probabilities
+    are used as log odds.
 
     Attributes:
-        average: as for precision; over class indices each class is held against all others by its probability. A class that is
-            always or never there has no area, and is left out.
-        bins: how many there are.
+        average: as for precision; with class indices each class is compared with all others by its probability. A class that is
+            always or never present has no area and is left out.
+        bins: number of bins.
     """
 
     word: ClassVar[str] = "auc"
@@ -71,15 +71,15 @@ class AreaUnderCurve(MetricBase):
         require(is_whole(self.bins) and self.bins >= 2, self.word, "bins", self.bins, "a whole number of at least 2")
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit ``positives`` and ``negatives``, int64 ``[classes, bins]``: how many are in each bin; one row where they pool.
+        """Emit ``positives`` and ``negatives`` per bin, int64 ``[classes, bins]``, or one row for pooled classes.
 
         Raises:
-            ConfigurationError: values are compared, or there are no such classes.
+            ConfigurationError: the labels are values, or there is no such class.
         """
         asked = self._questions(compared)
         x = asked.log_odds
         builder = x.builder
-        # Each piece keeps the order of the scores in spite of rounding: a quotient x / (1 + |x|) does not.
+        # Each piece keeps the order of the scores despite rounding; a quotient x / (1 + |x|) would not.
         distance = 1.0 / (builder.op("Abs", x) + 1.0)
         place = builder.op("Where", builder.op("Less", x, 0.0), distance, 2.0 - distance, like=x)
         index = builder.cast(builder.op("Floor", place * (self.bins / 2)), ir.DataType.INT64)
@@ -89,7 +89,7 @@ class AreaUnderCurve(MetricBase):
         return {POSITIVES: tally(shape, index, asked.positives, 1), NEGATIVES: tally(shape, index, asked.negatives, 1)}
 
     def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
-        """Emit the exact area of a batch: the totals are not read."""
+        """Emit the exact area of a batch, without its totals."""
         asked = self._questions(compared)
         builder = asked.scores.builder
         extents = builder.op("Shape", asked.scores)
@@ -112,17 +112,17 @@ class AreaUnderCurve(MetricBase):
         return builder.cast(mean_over_classes(areas, there * has_pairs if self.average == "weighted" else has_pairs), dtype)
 
     def combine(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return the area of added totals, within ``error_bound`` of the exact one."""
+        """Return the area from added totals, within ``error_bound`` of the exact one."""
         positives, negatives = totals[POSITIVES], totals[NEGATIVES]
         below = np.cumsum(negatives, axis=1) - negatives
         return self._mean(totals, (positives * (2 * below + negatives)).sum(axis=1))
 
     def error_bound(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return how far ``combine`` can be off: half the share of pairs that lie in one bin, averaged as the area is."""
+        """Return the largest error of ``combine``: half the share of pairs in the same bin, averaged like the area."""
         return self._mean(totals, (totals[POSITIVES] * totals[NEGATIVES]).sum(axis=1))
 
     def _mean(self, totals: Mapping[str, np.ndarray], halves: np.ndarray) -> float:
-        """Return the mean over the classes of halves of pairs, as shares of all pairs."""
+        """Return the mean over the classes of half pairs, as shares of all pairs."""
         there, others = totals[POSITIVES].sum(axis=1), totals[NEGATIVES].sum(axis=1)
         pairs = 2 * there * others
         return mean_over_classes_of(
@@ -173,7 +173,7 @@ class AreaUnderCurve(MetricBase):
         return _Questions(scores, log_odds, positives, negatives)
 
     def _rows(self, tensor: Tensor, index: int | None) -> Tensor:
-        """Emit a tensor ``[N, C, d1, ...]`` as one row per class, of class ``index`` alone, or all in one row where they pool."""
+        """Emit a tensor ``[N, C, d1, ...]`` as one row per class, as one row of class ``index``, or as one row of everything."""
         builder = tensor.builder
         if index is not None:
             tensor = builder.op("Slice", tensor, *(builder.integers([n]) for n in (index, index + 1, CLASS_AXIS)))
@@ -189,9 +189,9 @@ def _row_sums(tensor: Tensor) -> Tensor:
 
 
 def _in_order(tensor: Tensor, order: Tensor) -> Tensor:
-    """Emit each row with its elements in the order that the row of ``order`` says.
+    """Emit each row with its elements in the order given by the same row of ``order``.
 
-    By places in the flattened tensor: the standard's reference takes no more than 64 elements in GatherElements.
+    It indexes the flattened tensor, because the ONNX reference implementation limits GatherElements to 64 elements.
     """
     builder = tensor.builder
     rows, width = (builder.op("Shape", tensor, start=axis, end=axis + 1) for axis in (0, 1))
@@ -203,7 +203,7 @@ def _in_order(tensor: Tensor, order: Tensor) -> Tensor:
 
 
 def _bounded_log(p: Tensor) -> Tensor:
-    """Emit ``log p``, finite also where p is 0."""
+    """Emit ``log p``, finite for p = 0 too."""
     builder = p.builder
     return builder.op("Log", builder.op("Max", p, builder.scalar(LEAST, p), like=p))
 

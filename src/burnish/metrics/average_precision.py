@@ -1,4 +1,4 @@
-"""Mean average precision of detectors, over whole data sets: what was found and what is there are rows that are kept apart."""
+"""Mean average precision of detectors over whole data sets, from rows of detections and objects."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ FOUND, THERE, PICTURE = "found", "there", "picture"
 IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 RECALLS = np.linspace(0, 1, 101)
 AREAS = {"all": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
-"""Bounds of areas in pixels, both included, by COCO's names."""
+"""Bounds of areas in pixels, both inclusive, by COCO's names."""
 EVERY = "0.5:0.95"
 NOWHERE = 2.0
-"""An overlap that no two boxes have: what is above it is never left out."""
+"""An overlap that no two boxes reach, which turns suppression off."""
 
 
 @dataclass(frozen=True)
 class AveragePrecision(MetricBase):
-    """A metric of what a detector found, which is computed from all rows of a data set, on the host.
+    """A metric of detections, computed on the host from all rows of a data set.
 
-    Its totals are rows, one or more for each picture: ``found [N, K, 6]`` (score, class, box), ``there [N, M, 7]`` (class, box,
-    whether it does not count, area) and ``picture [N, 1, 3]`` (height, width, overlap to suppress). A step reports no figure.
+    Its totals are rows, one or more per picture: ``found [N, K, 6]`` (score, class, box), ``there [N, M, 7]`` (class, box, 1 for
+    an object that does not count, area) and ``picture [N, 1, 3]`` (height, width, suppression overlap). A training step reports
+    no figure.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -42,7 +43,7 @@ class AveragePrecision(MetricBase):
         """Emit the rows.
 
         Raises:
-            ConfigurationError: the loss is none of detectors, or lacks what the metric reads.
+            ConfigurationError: the loss is not for detectors, or lacks an input of the metric.
         """
         detections = compared.detections
         if detections is None:
@@ -57,18 +58,18 @@ class AveragePrecision(MetricBase):
     @property
     @abstractmethod
     def candidates_kept(self) -> int:
-        """How many boxes of a picture are looked at, the likeliest."""
+        """The number of boxes per picture, the likeliest, that are kept."""
 
     @property
     @abstractmethod
     def overlap(self) -> float | None:
-        """Above which overlap the less likely of two boxes of a class goes; None: as the loss says."""
+        """The overlap above which the less likely of two boxes of a class is dropped; None uses the loss's."""
 
     def check(self, detections: Detections) -> None:
-        """Raise ConfigurationError where the loss lacks what the metric reads; this one lacks nothing."""
+        """Raise ConfigurationError if the loss lacks an input of the metric."""
 
     def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
-        """No graph computes it.
+        """Raise an error: no graph computes this figure.
 
         Raises:
             ConfigurationError: always.
@@ -102,7 +103,7 @@ class AveragePrecision(MetricBase):
         return {FOUND: found, THERE: there, PICTURE: builder.op("Concat", size, limit, axis=2)}
 
     def combine(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return the figure of all rows; NaN where no object is there."""
+        """Return the figure of all rows; NaN if there is no object."""
         return self.of_pictures(pictures_of(totals))
 
     @abstractmethod
@@ -115,11 +116,11 @@ class CocoAveragePrecision(AveragePrecision):
     """COCO's mean average precision, as pycocotools computes it; see ``coco_average_precision``.
 
     Attributes:
-        iou: ``0.5:0.95``, the mean over ten thresholds of overlap; or one threshold.
-        area: ``all``, or of ``small``, ``medium`` or ``large`` objects: the loss has ``crowd=true`` then, as areas are its input.
-        detections: of a picture and a class, at most.
-        candidates: of a picture, before the suppression, at most.
-        suppression: the overlap above which the less likely of two boxes of a class goes; None: as the loss says, 1: none goes.
+        iou: ``0.5:0.95``, the mean over ten overlap thresholds; or one threshold.
+        area: ``all``, or only ``small``, ``medium`` or ``large`` objects; these need the areas from a loss with ``crowd=true``.
+        detections: largest number of boxes per picture and class.
+        candidates: largest number of boxes per picture before suppression.
+        suppression: overlap above which the less likely of two boxes of a class is dropped; None uses the loss's, 1 drops none.
     """
 
     word: ClassVar[str] = "coco_map"
@@ -164,9 +165,9 @@ class VocAveragePrecision(AveragePrecision):
     """PASCAL VOC's mean average precision; see ``voc_average_precision``.
 
     Attributes:
-        iou: threshold of overlap.
+        iou: overlap threshold.
         points: 0 for the area under the curve (VOC 2010 and later), or 11 (VOC 2007).
-        candidates, suppression: as ``CocoAveragePrecision`` has them.
+        candidates, suppression: as in ``CocoAveragePrecision``.
     """
 
     word: ClassVar[str] = "voc_map"
@@ -196,7 +197,7 @@ class VocAveragePrecision(AveragePrecision):
 
 
 def pictures_of(totals: Mapping[str, np.ndarray]) -> list[Picture]:
-    """Return the pictures in rows, without boxes that are suppressed and places without objects."""
+    """Return the pictures in rows, without suppressed boxes and empty places."""
     pictures = []
     for found, there, picture in zip(totals[FOUND], totals[THERE], totals[PICTURE], strict=True):
         there = there[there[:, 0] >= 0]
@@ -224,17 +225,17 @@ def _check_overlap(metric: str, overlap: float | None) -> None:
 
 @dataclass(frozen=True)
 class Picture:
-    """What was found in a picture, and what is there.
+    """The detections and the objects of a picture.
 
     Attributes:
         scores: float64 ``[D]``.
         classes: int64 ``[D]``.
         boxes: float64 ``[D, 4]``.
         labels: classes of the objects, int64 ``[M]``.
-        objects: float64 ``[M, 4]``.
-        crowd: whether an object does not count, bool ``[M]``.
-        areas: of the objects in pixels, float64 ``[M]``; 0 where they are not known.
-        size: height and width in pixels, by which boxes that are fractions become pixels.
+        objects: boxes of the objects, float64 ``[M, 4]``.
+        crowd: True for an object that does not count, bool ``[M]``.
+        areas: areas of the objects in pixels, float64 ``[M]``; 0 if unknown.
+        size: height and width in pixels, to convert boxes from fractions to pixels.
     """
 
     scores: np.ndarray
@@ -248,7 +249,7 @@ class Picture:
 
 
 def overlaps(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray | None = None) -> np.ndarray:
-    """Return intersection over union of each box with each other, ``[D, M]``; of a region of many over the box alone."""
+    """Return the intersection over union of each pair of boxes, ``[D, M]``; for a crowd region, intersection over the box."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     shared = np.prod(np.clip(high - low, 0, None), axis=2)
@@ -260,9 +261,9 @@ def overlaps(boxes: np.ndarray, others: np.ndarray, crowd: np.ndarray | None = N
 
 
 def suppressed(scores: np.ndarray, classes: np.ndarray, boxes: np.ndarray, threshold: float) -> np.ndarray:
-    """Return the places of the boxes that stay, the likeliest first (non-maximum suppression, class by class).
+    """Return the indices of the boxes that stay, the likeliest first (non-maximum suppression, class by class).
 
-    A box goes where it overlaps a likelier one of its class, which stays, by more than ``threshold``.
+    A box is dropped if it overlaps a likelier remaining box of its class by more than ``threshold``.
     """
     order = np.argsort(-scores, kind="mergesort")
     stays = np.ones(len(order), bool)
@@ -283,17 +284,17 @@ def coco_average_precision(
     area: str = "all",
     most: int = 100,
 ) -> float:
-    """Return COCO's average precision: the mean over thresholds of overlap and classes that are there; NaN without any.
+    """Return COCO's average precision, the mean over thresholds and present classes; NaN without any class.
 
-    The protocol of pycocotools: of each picture and class the ``most`` likeliest boxes count; each takes the object that it
-    overlaps most among those that are free; regions of many, and objects outside of the range of areas, are neither hits nor
-    misses; precision is the largest at that recall or above, at 101 recalls.
+    The protocol is that of pycocotools. The ``most`` likeliest boxes of each picture and class count, and each is matched with
+    the free object that it overlaps most. Crowd regions, and objects outside the range of areas, are neither hits nor misses.
+    Precision is the largest at the same or a higher recall, sampled at 101 recalls.
 
     Args:
-        pictures: of the data set.
-        thresholds: of overlap.
+        pictures: the pictures of the data set.
+        thresholds: overlap thresholds.
         area: a name of ``AREAS``.
-        most: how many boxes.
+        most: largest number of boxes.
     """
     limits = np.minimum(np.asarray(thresholds, np.float64), 1 - 1e-10)
 
@@ -312,16 +313,16 @@ def coco_average_precision(
 
 
 def voc_average_precision(pictures: Sequence[Picture], threshold: float = 0.5, points: int = 0) -> float:
-    """Return VOC's mean average precision over the classes that are there; NaN without any.
+    """Return VOC's mean average precision over the classes that are present; NaN without any.
 
-    Each box takes the object that it overlaps most; it is a hit where the overlap reaches ``threshold``, and no likelier box took
-    the object. Objects that are difficult are neither hits nor misses.
+    Each box is matched with the object that it overlaps most. It is a hit if the overlap reaches ``threshold`` and no likelier
+    box was matched with that object. Difficult objects are neither hits nor misses.
 
     Args:
-        pictures: of the data set; ``crowd`` are the difficult ones.
-        threshold: of overlap.
-        points: 0 for the area under the curve of precision that does not rise with recall (VOC 2010 and later); 11 for the mean
-            at recalls 0, 0.1, ... (VOC 2007).
+        pictures: the pictures of the data set, with difficult objects marked as ``crowd``.
+        threshold: overlap threshold.
+        points: 0 for the area under the non-increasing precision-recall curve (VOC 2010 and later); 11 for the mean at recalls 0,
+            0.1, ... (VOC 2007).
     """
 
     def match(picture: Picture, index: int) -> tuple[np.ndarray, ...]:
@@ -344,7 +345,7 @@ def _classes(pictures: Sequence[Picture]) -> list[int]:
 def _gathered(
     pictures: Sequence[Picture], index: int, match: Callable[[Picture, int], tuple[np.ndarray, ...]], rows: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return hits and what is ignored of all boxes of a class, the likeliest first, and the number of objects."""
+    """Return hit and ignore masks of all boxes of a class, the likeliest first, and the number of objects."""
     parts = [match(picture, index) for picture in pictures]
     scores = np.concatenate([part[0] for part in parts])
     order = np.argsort(-scores, kind="mergesort")
@@ -354,7 +355,7 @@ def _gathered(
 
 
 def _of_class(picture: Picture, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scores and boxes of a class, the likeliest first, and the places of its objects."""
+    """Return the scores and boxes of a class, the likeliest first, and the indices of its objects."""
     own = np.flatnonzero(picture.classes == index)
     own = own[np.argsort(-picture.scores[own], kind="mergesort")]
     return picture.scores[own], picture.boxes[own], np.flatnonzero(picture.labels == index)
@@ -367,7 +368,7 @@ def _coco_matches(
     scores, boxes = scores[:most], boxes[:most]
     crowd, areas = picture.crowd[places], picture.areas[places]
     outside = crowd | (areas < bounds[0]) | (areas > bounds[1])
-    # Objects that count come first, so that of two that are overlapped alike the one that counts is taken.
+    # Objects that count come first, so that they win ties of the overlap.
     places = places[np.argsort(outside, kind="mergesort")]
     crowd, outside = picture.crowd[places], np.sort(outside, kind="mergesort")
     pairs = overlaps(boxes, picture.objects[places], crowd)
@@ -391,7 +392,7 @@ def _coco_matches(
 
 
 def _last_largest(overlap: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Return, for each row of ``allowed``, the place of the largest overlap, of equal ones the last; -1 where there is none."""
+    """Return the index of the largest allowed overlap of each row, the last of equal ones; -1 if none is allowed."""
     if not allowed.shape[1]:
         return np.full(len(allowed), -1)
     values = np.where(allowed, overlap, -1.0)[:, ::-1]
@@ -419,7 +420,7 @@ def _voc_matches(picture: Picture, index: int, threshold: float) -> tuple[np.nda
 
 
 def _precision(hits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return recall and the largest precision at that recall or above, after each box."""
+    """Return recall, and the largest precision at the same or a higher recall, after each box."""
     right = np.cumsum(hits)
     precision = right / np.arange(1, len(hits) + 1)
     return right / count, np.maximum.accumulate(precision[::-1])[::-1]

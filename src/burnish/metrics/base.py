@@ -1,4 +1,4 @@
-"""What a metric is: totals that add up over batches, replicas and clients, and the figure that is a function of them."""
+"""The interface of a metric: totals that add up over batches, replicas and clients, and a figure computed from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @runtime_checkable
 class Metric(Protocol):
-    """A figure that is reported beside the loss, as a function of totals.
+    """A figure that is reported with the loss, as a function of totals.
 
-    Whatever is known of any number of batches is the sum of their totals: ``figure`` computes a batch's figure in the graph, and
-    ``combine`` computes it from totals that were added up outside.
+    Totals of any number of batches are added up. ``figure`` computes a batch's figure in the graph, and ``combine`` computes it
+    from totals that were added outside.
 
     Attributes:
-        name: of the output, and how the metric is asked for: ``burnish.metrics.get(name)`` gives an equal one.
-        higher_is_better: whether of two figures the larger is the better.
+        name: name of the output; ``burnish.metrics.get(name)`` returns an equal metric.
+        higher_is_better: True if larger figures are better.
     """
 
     @property
@@ -38,34 +38,34 @@ class Metric(Protocol):
     def higher_is_better(self) -> bool: ...
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the totals of a batch by name: int64 where they count, else floating-point; their shape is that of every batch.
+        """Emit the totals of a batch by name: int64 counts or floating-point sums, in the same shape for every batch.
 
-        Totals ``sum`` and ``count``, scalars, are those of a figure that is their quotient.
+        The scalar totals ``sum`` and ``count`` are those of a figure that is their quotient.
 
         Raises:
-            ConfigurationError: the metric does not fit what the loss compares.
+            ConfigurationError: the metric does not fit the loss.
         """
         ...
 
     def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
-        """Emit the figure of a batch, a scalar of ``dtype``; NaN where nothing counts.
+        """Emit the figure of a batch, a scalar of ``dtype``; NaN if nothing counts.
 
         Args:
-            compared: what the metric reads.
-            totals: what ``totals`` emitted for it.
+            compared: input of the metric.
+            totals: the result of ``totals``.
             dtype: floating-point type of the figure.
         """
         ...
 
     def combine(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return the figure of added totals; NaN where nothing counts."""
+        """Return the figure of added totals; NaN if nothing counts."""
         ...
 
 
 class MetricBase(PlainSettings):
-    """What metrics that are frozen dataclasses have in common: a name that holds their settings as text.
+    """Base of metrics that are frozen dataclasses, named after their settings.
 
-    The first setting stands alone behind the colon, the others as ``name=value``: ``f1:macro,threshold=0.3``.
+    The first setting follows the colon without its name, the others as ``name=value``: ``f1:macro,threshold=0.3``.
     """
 
     word: ClassVar[str]
@@ -91,26 +91,26 @@ class Quotient(MetricBase):
 
 
 def is_of_rows(metric: Metric) -> bool:
-    """Whether the totals of a metric are rows, which are joined and not added, and its figure is computed outside of graphs.
+    """True if a metric's totals are rows, which are concatenated instead of added, and its figure is computed outside graphs.
 
-    A metric says so by its attribute ``is_of_rows``. Rows are ``[N, K, ...]``, floating-point; K may differ from batch to batch,
-    and what is short is filled with -1.
+    A metric declares this by its attribute ``is_of_rows``. Rows are ``[N, K, ...]``, floating-point; K may differ from batch to
+    batch, and shorter batches are padded with -1.
     """
     return bool(getattr(metric, "is_of_rows", False))
 
 
 def rows_name(metric: str, part: str) -> str:
-    """Return the name of the output of ``evaluate`` that holds rows of a metric."""
+    """Return the name of the output of ``evaluate`` with a metric's rows."""
     return f"{ROWS}:{metric}:{part}"
 
 
 def output_name(metric: str, part: str) -> str:
-    """Return the name of the output of ``evaluate`` that holds a total of a metric."""
+    """Return the name of the output of ``evaluate`` with a metric's total."""
     return f"{part}:{metric}" if part in (SUM, COUNT) else f"{TOTAL}:{metric}:{part}"
 
 
 def total_of(output: str) -> tuple[str, str] | None:
-    """Return metric and part of an output that ``output_name`` named; None for one that holds no total."""
+    """Return metric and part from a name made by ``output_name``; None for an output that is not a total."""
     kind, _, rest = output.partition(":")
     if kind in (TOTAL, ROWS):
         metric, _, part = rest.rpartition(":")
@@ -119,24 +119,25 @@ def total_of(output: str) -> tuple[str, str] | None:
 
 
 def wide(dtype: ir.DataType) -> ir.DataType:
-    """Return the type that sums and counts of a floating-point type are computed in: sixteen bits end at 65504, or at 256 whole
-    numbers."""
+    """Return the type for sums and counts of a floating-point type: sixteen bits overflow at 65504, or hold whole numbers up to
+    256.
+    """
     return ir.DataType.FLOAT if dtype in SIXTEEN_BITS else dtype
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Emit a floating-point tensor in the type that its sums are computed in."""
+    """Emit a floating-point tensor in the type of its sums."""
     return tensor.builder.cast(tensor, wide(tensor.dtype))
 
 
 def quotient(total: Tensor, count: Tensor, dtype: ir.DataType) -> Tensor:
-    """Emit ``total / count``, a scalar of ``dtype``; NaN where the count is 0."""
+    """Emit ``total / count``, a scalar of ``dtype``; NaN if the count is 0."""
     builder = total.builder
     return builder.cast(divide(builder.cast(total, wide(dtype)), builder.cast(count, wide(dtype)), math.nan), dtype)
 
 
 def divide(total: Tensor, count: Tensor, otherwise: float) -> Tensor:
-    """Emit ``total / count`` of one shape and floating-point type, and ``otherwise`` where the count is 0."""
+    """Emit ``total / count`` of the same shape and floating-point type, and ``otherwise`` if the count is 0."""
     builder = total.builder
     nothing = builder.op("Equal", count, 0.0)
     quotients = total / builder.op("Where", nothing, builder.scalar(1.0, count), count, like=count)
@@ -144,25 +145,25 @@ def divide(total: Tensor, count: Tensor, otherwise: float) -> Tensor:
 
 
 def divided(total: Any, count: Any) -> float:
-    """Return ``total / count`` of numbers; NaN where the count is 0."""
+    """Return ``total / count`` of numbers; NaN if the count is 0."""
     return float(total) / float(count) if float(count) else math.nan
 
 
 def how_many(condition: Tensor) -> Tensor:
-    """Emit how many elements are true, an int64 scalar."""
+    """Emit the number of true elements, an int64 scalar."""
     builder = condition.builder
     return builder.op("ReduceSum", builder.cast(condition, ir.DataType.INT64), keepdims=0)
 
 
 def tally(shape: Tensor, index: Tensor, amount: Tensor, axis: int) -> Tensor:
-    """Emit how much each index along ``axis`` gets: int64 zeros of ``shape``, to which ``amount`` is added at ``index``."""
+    """Emit the sum of ``amount`` for each index along ``axis``: int64, of ``shape``."""
     builder = index.builder
     zeros = builder.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.int64)))
     return builder.op("ScatterElements", zeros, index, amount, axis=axis, reduction="add")
 
 
 def does_not_fit(metric: str, reads: str, compared: Compared, use: str) -> ConfigurationError:
-    """Return the error of a metric that cannot read what a loss compares."""
+    """Return the error of a metric that does not fit a loss."""
     kind = "class indices" if compared.spec.name == "labels" else "values"
     return ConfigurationError(
         f"{metric} compares {reads}, and the loss {compared.loss.name} compares {kind}: leave the metric out, or use {use}"

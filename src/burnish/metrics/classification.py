@@ -1,4 +1,4 @@
-"""What metrics of right and wrong read: the answer of a prediction, a class or yes and no, and the right one."""
+"""Predicted and right answers, a class or yes and no, and means over classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVEN_ODDS = 0.5
 
 
 def asks_for_a_class(metric: str, compared: Compared) -> bool:
-    """Return whether labels are class indices (True) or yes-or-no targets (False).
+    """Return True if labels are class indices, False if they are yes-or-no targets.
 
     Raises:
         ConfigurationError: they are neither.
@@ -34,26 +34,26 @@ def asks_for_a_class(metric: str, compared: Compared) -> bool:
 
 
 def labelled(compared: Compared) -> Labelled:
-    """Return class indices, with those that are ignored left out."""
+    """Return the class indices, without ignored ones."""
     return Labelled(compared.prediction, compared.label, compared.spec.ignored)
 
 
 def best_class(prediction: Tensor) -> Tensor:
-    """Emit the class of the largest score of each position, the first where scores tie; int64, of the labels' shape."""
+    """Emit the class with the largest score of each position, the first of equal scores; int64, of the labels' shape."""
     return prediction.builder.op("ArgMax", prediction, axis=CLASS_AXIS, keepdims=0, dtype=ir.DataType.INT64)
 
 
 def is_yes(compared: Compared) -> Tensor:
-    """Emit which yes-or-no targets are a yes: those above the middle of their range; bool, of their shape."""
+    """Emit True for targets above the middle of their range; bool, of their shape."""
     minimum, maximum = compared.spec.minimum or 0, compared.spec.maximum or 0
     return compared.prediction.builder.op("Greater", compared.label, (minimum + maximum) / 2)
 
 
 def says_yes(metric: str, compared: Compared, threshold: float = EVEN_ODDS) -> Tensor:
-    """Emit which elements of the prediction are a yes: a probability above ``threshold``; bool, of its shape.
+    """Emit True for predictions with a probability above ``threshold``; bool, of their shape.
 
     Raises:
-        ConfigurationError: a threshold for scores, which are no probabilities.
+        ConfigurationError: a threshold is given for scores, which are not probabilities.
     """
     if compared.scale == "scores" and threshold != EVEN_ODDS:
         raise ConfigurationError(
@@ -65,7 +65,7 @@ def says_yes(metric: str, compared: Compared, threshold: float = EVEN_ODDS) -> T
 
 
 def check_average(metric: str, average: object) -> None:
-    """Raise ConfigurationError for what is no way of averaging over classes, and no class."""
+    """Raise ConfigurationError for anything but a way of averaging over classes or a class index."""
     is_class = is_whole(average) and average >= 0
     if not is_class and average not in AVERAGES:
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def check_average(metric: str, average: object) -> None:
 
 
 def check_classes(metric: str, compared: Compared, average: Average, over_indices: bool) -> None:
-    """Raise ConfigurationError where a prediction has no such classes as ``average`` asks for."""
+    """Raise ConfigurationError if a prediction does not have the classes that ``average`` needs."""
     prediction = compared.prediction
     if prediction.rank is not None and prediction.rank < 2:
         if average not in ("binary", "micro"):
@@ -98,15 +98,15 @@ def check_classes(metric: str, compared: Compared, average: Average, over_indice
 
 
 def chosen_class(average: Average) -> int | None:
-    """Return the one class of class indices that ``average`` is about; None where it is about all."""
+    """Return the one class that ``average`` selects; None if it uses all."""
     return 1 if average == "binary" else average if isinstance(average, int) else None
 
 
 def mean_over_classes(values: Tensor, weights: Tensor) -> Tensor:
-    """Emit ``sum(weights * values) / sum(weights)`` of vectors, a scalar; NaN where every weight is 0.
+    """Emit ``sum(weights * values) / sum(weights)`` of vectors, a scalar; NaN if every weight is 0.
 
     Args:
-        values: floating-point; finite also where the weight is 0.
+        values: floating-point; finite even for weight 0.
         weights: int64, not negative.
     """
     builder = values.builder
@@ -116,6 +116,6 @@ def mean_over_classes(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def mean_over_classes_of(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the same of arrays."""
+    """Return the same mean for arrays."""
     weight = weights.sum()
     return float((values * weights).sum() / weight) if weight else math.nan

@@ -1,4 +1,4 @@
-"""Normalized entropy: the logarithmic loss of clicks, beside that of their average alone."""
+"""Normalized entropy: the log loss of clicks relative to that of their average."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ LOGARITHMIC_LOSS, TARGETS, QUESTIONS = "logarithmic_loss", "targets", "questions
 
 @dataclass(frozen=True)
 class NormalizedEntropy(MetricBase):
-    """The mean of ``-(y log q + (1 - y) log(1 - q))`` over that of a model that knows the mean p of all targets alone.
+    """The mean of ``-(y log q + (1 - y) log(1 - q))`` over that of a model that always predicts the mean p of all targets.
 
-    The latter is the entropy ``-(p log p + (1 - p) log(1 - p))``. Below 1 a model knows more than how frequent clicks are;
-    weights of the loss do not count. NaN where all targets are 0, or all are 1. Source: He et al., "Practical lessons from
-    predicting clicks on ads at Facebook", 2014.
+    The denominator is the entropy ``-(p log p + (1 - p) log(1 - p))``. Below 1, a model knows more than the frequency of clicks.
+    The loss's weights do not count. NaN if all targets are 0, or all are 1. Source: He et al., "Practical lessons from predicting
+    clicks on ads at Facebook", 2014.
     """
 
     word: ClassVar[str] = "normalized_entropy"
     higher_is_better: ClassVar[bool] = False
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the sums of the logarithmic loss and of the targets in the prediction's dtype (float32 for sixteen bits), and the
-        number of elements, int64.
+        """Emit the sums of log loss and targets in the prediction's dtype (float32 for sixteen bits), and the element count,
+        int64.
 
         Raises:
-            ConfigurationError: class indices are compared, or the prediction is no answer to a question of yes or no.
+            ConfigurationError: the labels are class indices, or the prediction does not answer yes-or-no questions.
         """
         if compared.spec.name != "targets":
             raise does_not_fit(self.name, "answers of yes or no", compared, "perplexity")
@@ -63,7 +63,7 @@ class NormalizedEntropy(MetricBase):
         builder = compared.prediction.builder
         mean = quotient(totals[LOGARITHMIC_LOSS], totals[QUESTIONS], wide(dtype))
         p = quotient(totals[TARGETS], totals[QUESTIONS], wide(dtype))
-        # Of no click, or of clicks alone, the entropy is 0 times a bounded logarithm.
+        # The bounded logarithm makes the entropy exactly 0, instead of NaN, if all targets are equal.
         entropy = -(p * bounded_log(p) + (1.0 - p) * bounded_log(1.0 - p))
         return builder.cast(divide(mean, entropy, math.nan), dtype)
 

@@ -1,4 +1,4 @@
-"""Perplexity: among how many equally likely classes a prediction is, on average, undecided."""
+"""Perplexity: the number of equally likely classes that a prediction is undecided between, on average."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ NEGATIVE_LOG_LIKELIHOOD, POSITIONS = "negative_log_likelihood", "positions"
 class Perplexity(MetricBase):
     """``exp(mean of -log p[label])`` over the positions whose label is not ignored (Jelinek et al. 1977).
 
-    p is the softmax of the logits, whatever weights or smoothing the loss adds. The mean is over all positions of a data set,
-    and so not the mean of its batches' perplexities.
+    p is the softmax of the logits, without the loss's weights or smoothing. The mean is over all positions of a data set, so the
+    perplexity is not the mean of the batches' perplexities.
     """
 
     word: ClassVar[str] = "perplexity"
     higher_is_better: ClassVar[bool] = False
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the sum of -log p[label] in the prediction's dtype (float32 for sixteen bits), and the positions, int64.
+        """Emit the sum of -log p[label] in the prediction's dtype (float32 for sixteen bits), and the position count, int64.
 
         Raises:
-            ConfigurationError: there are no class indices, or the prediction holds no probabilities of them.
+            ConfigurationError: the labels are not class indices, or the prediction has no probabilities.
         """
         if compared.spec.name != "labels":
             raise does_not_fit(self.name, "class indices", compared, "mean_absolute_error")

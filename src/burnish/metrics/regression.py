@@ -1,4 +1,4 @@
-"""Distances between values."""
+"""Regression metrics: absolute and squared errors, and R²."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from burnish.metrics.base import COUNT, SUM, MetricBase, Quotient, divide, divid
 
 SQUARES = "squares"
 LEAST_SPREAD = 1e-14
-"""Of the sum of squares: a spread below that is rounding, of values that are all the same."""
+"""Share of the sum of squares below which the spread is rounding, of equal values."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class RootMeanSquaredError(MetricBase):
 class R2(MetricBase):
     """R², the coefficient of determination: 1 - the sum of (prediction - target)² over that of (target - its mean)².
 
-    With several values for each sample it is the mean over them, as ``sklearn.metrics.r2_score``. 1 is a perfect prediction, 0 is
-    as good as the mean of the targets, and a worse one is below 0. Values that are constant have none, and are left out; NaN if
-    all are. Sums are taken in float64.
+    For several values per sample it is the mean over them, as in ``sklearn.metrics.r2_score``. 1 is a perfect prediction, 0 is as
+    good as the mean of the targets, and below 0 is worse. Constant values have no R² and are left out; NaN if all are constant.
+    Sums are in float64.
     """
 
     word: ClassVar[str] = "r2"

@@ -1,4 +1,4 @@
-"""Precision, recall and F1: which of the positives that were found are right, and which of those there are were found."""
+"""Precision, recall, F1 and mean intersection over union."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ HITS, FOUND, THERE = "hits", "found", "there"
 class Retrieval(MetricBase):
     """A ratio of counts of each class: found (predicted), there (in the labels), and hits (both).
 
-    Where a denominator is 0 the ratio is 0, and a class that is neither found nor there has none: ``macro`` leaves it out, and a
-    figure of nothing but such classes is NaN. Class indices that are ignored count nowhere.
+    If a denominator is 0 the ratio is 0. A class that is neither found nor there has no ratio: ``macro`` leaves it out, and the
+    figure is NaN if all classes are such. Ignored labels do not count.
 
     Attributes:
-        average: over class indices, ``binary``: of class 1 of two; an integer: of that class; ``macro``: mean over the classes;
-            ``weighted``: that mean, weighted by how often each is there; ``micro``: counts added up over the classes first. Over
-            yes-or-no targets ``binary`` and ``micro`` count all elements, the others have one class per place along axis 1.
-        threshold: over yes-or-no targets, the probability above which an element is found.
+        average: for class indices, ``binary``: class 1 of two; an integer: that class; ``macro``: mean over the classes;
+            ``weighted``: mean weighted by how often each class is there; ``micro``: counts summed over the classes first. For
+            yes-or-no targets ``binary`` and ``micro`` count all elements; the others have one class per index of axis 1.
+        threshold: for yes-or-no targets, the probability above which an element is found.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -61,13 +61,13 @@ class Retrieval(MetricBase):
 
     @abstractmethod
     def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
-        """Return numerator and denominator, of tensors or of arrays."""
+        """Return numerator and denominator, from tensors or arrays."""
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit ``hits``, ``found`` and ``there``, int64: one count per class, or one in all.
+        """Emit ``hits``, ``found`` and ``there``, int64: one count per class, or one for all.
 
         Raises:
-            ConfigurationError: values are compared, there are no such classes, or the threshold has no meaning.
+            ConfigurationError: the labels are values, a class does not exist, or the threshold has no meaning.
         """
         over_indices = asks_for_a_class(self.name, compared)
         check_classes(self.name, compared, self.average, over_indices)
@@ -138,7 +138,7 @@ class Retrieval(MetricBase):
 
 @dataclass(frozen=True)
 class Precision(Retrieval):
-    """Of what was found, the share that is there: hits / found; see ``Retrieval``."""
+    """The share of found positives that are right: hits / found; see ``Retrieval``."""
 
     word: ClassVar[str] = "precision"
 
@@ -148,7 +148,7 @@ class Precision(Retrieval):
 
 @dataclass(frozen=True)
 class Recall(Retrieval):
-    """Of what is there, the share that was found: hits / there; see ``Retrieval``."""
+    """The share of positives that were found: hits / there; see ``Retrieval``."""
 
     word: ClassVar[str] = "recall"
 
@@ -168,9 +168,10 @@ class F1(Retrieval):
 
 @dataclass(frozen=True)
 class MeanIntersectionOverUnion(Retrieval):
-    """Hits over what is found or there, hits / (found + there - hits), by default the mean over the classes; see ``Retrieval``.
+    """Intersection over union of predicted and true classes, hits / (found + there - hits); see ``Retrieval``.
 
-    Over whole data sets, as PASCAL VOC and Cityscapes report it for segmentation: the counts of all pictures are added up first.
+    By default it is the mean over the classes. The counts of a whole data set are added up first, as PASCAL VOC and Cityscapes
+    report it for segmentation.
     """
 
     word: ClassVar[str] = "mean_iou"

@@ -1,6 +1,6 @@
-"""Optimizers: pure graph builders ``(parameters, gradients, state, step) -> (parameters', state')``, one file each.
+"""Optimizers: pure graph builders ``(parameters, gradients, state, step) -> (parameters', state')``, one per file.
 
-What calls them, inlined in ``step`` or as the graph ``apply``, is ``burnish.compiler``. Nothing here runs a graph.
+``burnish.compiler`` inlines them in ``step`` or makes them the graph ``apply``. Nothing here runs a graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accumulation: the gradients of several micro-batches make one update."""
+"""Gradient accumulation: one update from the gradients of several micro-batches."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ UPDATES = Slot("update_count", per_parameter=False, of_method=False)
 
 
 LOSS_WEIGHT = "loss_weight"
-"""What the loss of a micro-batch was divided by, a scalar among the hyperparameters of an update."""
+"""Hyperparameter of an update: the divisor of the micro-batch's loss, a scalar."""
 
 
 @dataclass(frozen=True)
 class Accumulate(Transform):
     """An update at every ``every``-th step, by the mean of the gradients since the last one.
 
-    With gradient g of the j-th micro-batch since the last update, j from 0, whose loss is a mean over w samples or tokens::
+    For gradient g of the j-th micro-batch since the last update, j from 0, whose loss is a mean over w samples or tokens::
 
         W = W + w
-        a = a + (g - a) / (W / w)                 the mean of the gradients so far, each weighed by its w
-        p, state = update(p, a, state)            where j + 1 = every; then a = 0, W = 0 and j = 0
+        a = a + (g - a) / (W / w)                 the mean of the gradients so far, weighted by w
+        p, state = update(p, a, state)            if j + 1 = every; then a = 0, W = 0 and j = 0
 
-    Between updates neither the parameters nor the state of the optimizer inside change, and its step, by which schedules and
-    corrections go, counts updates. The mean is the gradient of the batch of them all, where no sample's loss depends on another
-    (batch normalization takes its statistics of each micro-batch). A micro-batch in which nothing is labelled has no say.
-    Where the loss is a sum, or is divided by a constant, all weigh alike, with j + 1 in place of W / w. Of several workers each
-    keeps the mean of its own parts, and the update sums them over the workers: one exchange for ``every`` micro-batches.
-    State: ``accumulated_gradient/<initializer>``, of the parameter's dtype and shape; the int64 scalars ``accumulated_count``
-    (j) and ``update_count``; and ``accumulated_weight`` (W), of the dtype of the loss, where micro-batches are weighed.
+    Between updates the parameters and the inner optimizer's state do not change. Its step, which drives schedules and
+    corrections, counts updates. The mean is the gradient of the combined batch if the loss of a sample does not depend on other
+    samples (batch normalization uses the statistics of each micro-batch). A micro-batch without labels has no weight. If the loss
+    is a sum, or divided by a constant, all micro-batches weigh the same, with j + 1 instead of W / w. Each worker keeps the mean
+    of its own parts, and the update sums them over the workers: one exchange per ``every`` micro-batches.
+    State: ``accumulated_gradient/<initializer>``, in the parameter's dtype and shape; the int64 scalars ``accumulated_count`` (j)
+    and ``update_count``; and ``accumulated_weight`` (W), in the loss's dtype, if micro-batches are weighted.
 
     Attributes:
-        every: micro-batches to an update.
-        weight_dtype: of w, which comes as ``loss_weight`` among the hyperparameters; None where micro-batches weigh alike. It
-            follows from the loss, and is no option.
+        every: number of micro-batches per update.
+        weight_dtype: dtype of w, the hyperparameter ``loss_weight``; None for equal weights. It follows from the loss and is not
+            an option.
     """
 
     name = "accumulate"
@@ -87,7 +87,7 @@ class Accumulate(Transform):
         if weight is not None:
             total = state[WEIGHT] + weight
             one = builder.scalar(1.0, total)
-            # Over a weight of 0 it is infinite, and such a micro-batch has no share; that of equal ones is the very count.
+            # For weight 0 this is infinite, so the micro-batch has no share; for equal weights it is exactly the count.
             share = where(builder.op("Equal", total, 0.0), one, total) / weight
         with builder.each_scalar_once():
             for name, gradient in inputs.gradients.items():
@@ -109,7 +109,7 @@ class Accumulate(Transform):
 
 
 def weighing(optimizer: Optimizer, dtype: ir.DataType) -> Optimizer:
-    """Return an optimizer whose accumulation weighs gradients by ``loss_weight``, a scalar of this dtype; others as they are."""
+    """Return an optimizer whose accumulation weighs gradients by ``loss_weight``, a scalar of this dtype; others unchanged."""
     if isinstance(optimizer, Accumulate):
         return replace(optimizer, weight_dtype=dtype)
     inside = getattr(optimizer, "optimizer", None)
@@ -117,12 +117,12 @@ def weighing(optimizer: Optimizer, dtype: ir.DataType) -> Optimizer:
 
 
 def weighs(optimizer: Optimizer) -> bool:
-    """Whether ``weighing`` made an optimizer weigh gradients."""
+    """True if ``weighing`` made an optimizer weigh gradients."""
     return any(isinstance(layer, Accumulate) and layer.weight_dtype is not None for layer in layers_of(optimizer))
 
 
 def steps_to_an_update(options: Mapping[str, Any] | None) -> int:
-    """Return how many steps make an update, by the options that an optimizer gave."""
+    """Return the number of steps per update, from an optimizer's options."""
     steps = 1
     while options is not None:
         steps *= options["every"] if options.get("name") == Accumulate.name else 1
@@ -134,10 +134,10 @@ def accumulate(optimizer: Optimizer, every: int) -> Accumulate:
     """Return an optimizer that updates once in ``every`` steps; see ``Accumulate``.
 
     Args:
-        optimizer: what updates, by the mean gradient.
-        every: micro-batches to an update, at least 1.
+        optimizer: the optimizer that gets the mean gradient.
+        every: number of micro-batches per update, at least 1.
 
     Raises:
-        ConfigurationError: ``every`` is no whole number of at least 1, or the optimizer accumulates already.
+        ConfigurationError: ``every`` is not a whole number of at least 1, or the optimizer already accumulates.
     """
     return Accumulate(optimizer, every)

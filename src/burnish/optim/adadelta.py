@@ -1,4 +1,4 @@
-"""Adadelta: the size of the last updates takes the place of a learning rate."""
+"""Adadelta, which uses the size of recent updates instead of a learning rate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Adadelta(RatedOptimizer):
         u = rho * u + (1 - rho) * d²
         p = p - lr * d
 
-    Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012. Computed with one root, of the quotient.
-    State, of the parameter's dtype and shape: ``squared_gradient/<initializer>``, ``squared_update/<initializer>`` (PyTorch's
+    Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012. Computed with a single root, of the quotient.
+    State, in the parameter's dtype and shape: ``squared_gradient/<initializer>``, ``squared_update/<initializer>`` (PyTorch's
     ``square_avg``, ``acc_delta``).
 
     Args:
         lr: factor of the update, the default of the program's input ``lr``; or a schedule.
-        rho: share of the mean squares that is kept from step to step, in [0, 1).
-        eps: added to both mean squares; the root of it is the size of the first updates.
+        rho: decay of the mean squares per step, in [0, 1).
+        eps: added to both mean squares; its root is the size of the first updates.
         weight_decay: L2 penalty, added to the gradient.
 
     Raises:

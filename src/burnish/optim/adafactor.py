@@ -1,4 +1,4 @@
-"""Adafactor: Adam's rates from the row and column means of the squared gradient, in far less memory."""
+"""Adafactor: adaptive rates from row and column means of the squared gradient, with far less memory than Adam."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ class Adafactor(RatedOptimizer):
         u = g / max(sqrt(v), eps1)
         p = p - alpha * u / max(1, rms(u) / clipping_threshold)
 
-    A parameter of fewer than two dimensions has no factors: v = beta2 * v + (1 - beta2) * g². One of more than two is a stack
-    of matrices of its last two, as in PyTorch. ``eps = (eps1, eps2)``; an eps1 of None is the spacing of the parameter's dtype
-    at 1. Source: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018. Its
-    eps1 is inside both means, and its lr is 0.01, the default here; the decay of the weights is PyTorch's.
-    State, of the parameter's dtype: ``row_variance/<initializer>`` and ``column_variance/<initializer>``, of the parameter's
-    shape with the dimension of the mean kept as 1, or ``variance/<initializer>`` (PyTorch's ``row_var``, ``col_var``,
+    A parameter of fewer than two dimensions has no factors: v = beta2 * v + (1 - beta2) * g². A parameter of more than two is a
+    stack of matrices of its last two, as in PyTorch. ``eps = (eps1, eps2)``; an eps1 of None is the spacing of the parameter's
+    dtype at 1. Source: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018. Their eps1 is
+    inside both means, and their lr is 0.01, the default here; the weight decay is PyTorch's.
+    State, in the parameter's dtype: ``row_variance/<initializer>`` and ``column_variance/<initializer>``, in the parameter's
+    shape with extent 1 for the averaged dimension, or ``variance/<initializer>`` (PyTorch's ``row_var``, ``col_var``,
     ``variance``).
 
-    Where a program updates the rows of a table alone that a batch reads, the formulas see these rows as if they were the table:
-    its r is that of each row, its c the one of the columns of rows that were read, and rms(p), rms(u) and the mean of r are over
-    the rows of the batch. Rows that no batch reads stay, with their r.
+    If a program updates only the rows of a table that a batch reads, the formulas treat these rows as the whole table: r belongs
+    to each row, c to the columns of the rows read, and rms(p), rms(u) and the mean of r are over the rows of the batch. Rows that
+    no batch reads keep their values and r.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. The most that a step may change a weight
-            by, as a share of the root mean square of the parameter; the method lowers it with 1 / sqrt(t).
-        beta2_decay: exponent of t with which the share of a new squared gradient falls, 0 or below.
-        eps: the least root of the second moment that is divided by, above 0, or None for the spacing of the dtype at 1.
-            Then the least root mean square that a parameter is taken to have.
-        clipping_threshold: the root mean square that an update may have, at least 1 (PyTorch's ``d``).
-        weight_decay: share of the weight, times lr, that is taken off at every step.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. It bounds the change of a step relative to
+            the parameter's root mean square; the method lowers it with 1 / sqrt(t).
+        beta2_decay: exponent of t in the share of a new squared gradient, 0 or below.
+        eps: smallest divisor from the second moment, above 0, or None for the spacing of the dtype at 1; and smallest root mean
+            square assumed for a parameter.
+        clipping_threshold: largest root mean square of an update, at least 1 (PyTorch's ``d``).
+        weight_decay: share of the weight, times lr, subtracted at every step.
 
     Raises:
-        ConfigurationError: a non-finite number, or one outside the range given here.
+        ConfigurationError: a non-finite number, or one outside its range.
     """
 
     name = "adafactor"
@@ -137,16 +137,16 @@ class Adafactor(RatedOptimizer):
 
 
 def _estimate(means: Mapping[Slot, Tensor], eps: Tensor) -> Tensor:
-    """Emit the second moment of every element, from its factors where there are some."""
+    """Emit the second moment of every element, from its factors if there are any."""
     if VARIANCE in means:
         return means[VARIANCE]
     row, column = means[ROW_VARIANCE], means[COLUMN_VARIANCE]
-    # Divided before the product: a square of a square of a small gradient is zero in float32.
+    # Divide before the product: the fourth power of a small gradient is zero in float32.
     return row / row.builder.op("Max", _mean(row, -2), eps) * column
 
 
 def _mean(tensor: Tensor, axis: int) -> Tensor:
-    """Emit the mean over a dimension; 0 over rows of which there are none."""
+    """Emit the mean over a dimension; 0 if there are no rows."""
     builder, axes = tensor.builder, tensor.builder.integers([axis])
     dimensions = None if tensor.shape is None else tensor.shape.dims
     if dimensions is not None and isinstance(dimensions[axis], int):

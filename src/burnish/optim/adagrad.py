@@ -1,5 +1,6 @@
-"""Adagrad: every element has a rate of its own, which falls with the squares of its gradients so far. In the row-wise form every
-row has one, for embedding tables whose optimizer state would fill the memory.
+"""Adagrad, with a rate per element that falls with its squared gradients, and row-wise Adagrad, with a rate per row.
+
+The row-wise form is for embedding tables whose optimizer state would otherwise fill the memory.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class Adagrad(RatedOptimizer):
         p = p - lr / (1 + step * lr_decay) * g / (sqrt(s) + eps)
 
     Source: Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
-    State: ``sum_of_squares/<initializer>``, of the parameter's dtype and shape (PyTorch's ``sum``).
+    State: ``sum_of_squares/<initializer>``, in the parameter's dtype and shape (PyTorch's ``sum``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        lr_decay: how much the divisor of the rate grows by with every step.
+        lr_decay: growth of the rate's divisor per step.
         weight_decay: L2 penalty, added to the gradient.
-        initial_accumulator_value: where the sums of squares start.
+        initial_accumulator_value: initial sum of squares.
         eps: added to the root of the sum of squares.
 
     Raises:
@@ -91,10 +92,10 @@ class RowwiseAdagrad(RatedOptimizer):
         s[i] = s[i] + mean(g[i]²)
         p[i] = p[i] - lr * g[i] / (sqrt(s[i]) + eps)
 
-    A parameter of rank 0 or 1 has an accumulator for each element, which makes it ``Adagrad``. A row whose gradient is zero
-    stays as it is, unless it decays. Sources: ``rowwise_adagrad`` of FBGEMM_GPU's table-batched embeddings; Mudigere et al.,
-    "Software-hardware co-design for fast and scalable training of deep learning recommendation models", 2022.
-    State: ``sum_of_mean_squares/<initializer>``, of the parameter's dtype, one number per row (FBGEMM's ``momentum1``).
+    A parameter of rank 0 or 1 has an accumulator per element, as in ``Adagrad``. A row with gradient zero does not change, unless
+    it decays. Sources: ``rowwise_adagrad`` of FBGEMM_GPU's table-batched embeddings; Mudigere et al., "Software-hardware
+    co-design for fast and scalable training of deep learning recommendation models", 2022.
+    State: ``sum_of_mean_squares/<initializer>``, in the parameter's dtype, one number per row (FBGEMM's ``momentum1``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
@@ -141,7 +142,7 @@ class RowwiseAdagrad(RatedOptimizer):
 
 
 def _zero_per_row(parameter: Tensor) -> Tensor:
-    """Emit a zero for every row of a parameter; for every element below rank 2."""
+    """Emit a zero per row of a parameter, or per element below rank 2."""
     if known_rank(parameter) < 2 or parameter.shape is None:
         return zeros_like(parameter)
     builder = parameter.builder

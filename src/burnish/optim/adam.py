@@ -1,4 +1,4 @@
-"""Adam and AdamW, and what optimizers with two moments of the gradient share."""
+"""Adam and AdamW, and the base of optimizers with two moments of the gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_SECOND_MOMENT = Slot("largest_second_moment")
 
 @dataclass(frozen=True)
 class MomentOptimizer(RatedOptimizer):
-    """What optimizers share that keep a mean of the gradient and one of its square."""
+    """Base of optimizers that keep a mean of the gradient and one of its square."""
 
     lr: Rate = 1e-3
     betas: tuple[float, ...] = (0.9, 0.999)
@@ -41,7 +41,7 @@ class MomentOptimizer(RatedOptimizer):
         return first, slots[SECOND_MOMENT] * beta2 + gradient * gradient * (1.0 - beta2)
 
     def second_root(self, t: Tensor) -> Tensor:
-        """Emit ``sqrt(1 - beta2^t)``, by which the root of the second moment is too small after t steps: it began at zero."""
+        """Emit ``sqrt(1 - beta2^t)``, the bias of the second moment's root after t steps from zero."""
         return sqrt(1.0 - self.betas[1] ** t)
 
 
@@ -56,18 +56,18 @@ class Adam(MomentOptimizer):
         v = beta2 * v + (1 - beta2) * g²
         p = p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    With amsgrad the root is taken of the largest v so far. Sources: Kingma and Ba, "Adam: a method for stochastic
-    optimization", 2015; Reddi et al., "On the convergence of Adam and beyond", 2018. Computed in the equivalent form
-    ``p - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps * sqrt(1 - beta2^t))``, where all corrections are scalars.
-    State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` and, with
-    amsgrad, ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
+    With amsgrad, v under the root is the largest so far. Sources: Kingma and Ba, "Adam: a method for stochastic optimization",
+    2015; Reddi et al., "On the convergence of Adam and beyond", 2018. Computed in the equivalent form ``p - lr * sqrt(1 -
+    beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps * sqrt(1 - beta2^t))``, with scalar corrections.
+    State, in the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` and, with amsgrad,
+    ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
-        weight_decay: L2 penalty, added to the gradient (for decay of the weight itself see ``adamw``).
-        amsgrad: divide by the root of the largest second moment so far.
+        weight_decay: L2 penalty, added to the gradient (see ``adamw`` for decay of the weight itself).
+        amsgrad: True to divide by the root of the largest second moment so far.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
@@ -91,12 +91,12 @@ class Adam(MomentOptimizer):
         return stepped(parameter, direction, scaled), kept
 
     def corrected(self, rate: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Emit the rate with the corrections of both moments after t steps, and the root of the second's; float64 scalars."""
+        """Emit the rate with the corrections of both moments after t steps, and the second's root; float64 scalars."""
         root = self.second_root(t)
         return rate * root / (1.0 - self.betas[0] ** t), root
 
     def direction(self, gradient: Tensor, slots: Mapping[Slot, Tensor], root: Tensor) -> tuple[Tensor, dict[Slot, Tensor]]:
-        """Emit the first moment over the root of the second, without the corrections of ``corrected``, and the next slots."""
+        """Emit the uncorrected first moment over the root of the second, and the next slots."""
         first, second = self.moments(gradient, slots)
         kept = {FIRST_MOMENT: first, SECOND_MOMENT: second}
         if self.amsgrad:
@@ -108,7 +108,7 @@ class Adam(MomentOptimizer):
 class AdamW(Adam):
     """AdamW, the mathematics of ``torch.optim.AdamW``.
 
-    As ``Adam``, but the gradient stays as it is and the parameter decays by itself::
+    As ``Adam``, but with an unchanged gradient and separate decay of the parameter::
 
         p = (1 - lr * weight_decay) * p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
@@ -116,10 +116,10 @@ class AdamW(Adam):
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
-        weight_decay: share of the weight, times lr, that is taken off at every step.
-        amsgrad: divide by the root of the largest second moment so far.
+        weight_decay: share of the weight, times lr, subtracted at every step.
+        amsgrad: True to divide by the root of the largest second moment so far.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).

@@ -1,4 +1,4 @@
-"""Adamax: Adam with the largest gradient of late in place of the second moment."""
+"""Adamax: Adam with the largest recent gradient instead of the second moment."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Adamax(RatedOptimizer):
         p = p - lr / (1 - beta1^t) * m / u
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section 7.1, with PyTorch's eps.
-    State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``largest_gradient/<initializer>`` (PyTorch's
+    State, in the parameter's dtype and shape: ``first_moment/<initializer>``, ``largest_gradient/<initializer>`` (PyTorch's
     ``exp_avg``, ``exp_inf``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first moment and of the largest gradient that is kept from step to step, each in [0, 1).
+        betas: decay of the first moment and of the largest gradient per step, each in [0, 1).
         eps: added to the size of every gradient.
         weight_decay: L2 penalty, added to the gradient.
 

@@ -1,7 +1,7 @@
-"""Arithmetic that optimizers share.
+"""Shared arithmetic of optimizers.
 
-What is the same for all parameters is computed in float64 (``1 - 0.999`` has four correct digits in float32, and it divides every
-element) and brought to the dtype of a parameter at the end.
+Scalars shared by all parameters are computed in float64 and cast to a parameter's dtype at the end: in float32, ``1 - 0.999`` has
+four correct digits, and it divides every element.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sqrt(tensor: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Emit a selection by a scalar; what is not selected may be NaN."""
+    """Emit a selection by a scalar condition; the other value may be NaN."""
     return condition.builder.op("Where", condition, new, old, like=old)
 
 
@@ -48,9 +48,9 @@ def cast_like(scalar: Tensor, like: Tensor) -> Tensor:
 
 
 def epsilon(eps: float, like: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Return ``eps``, times a float64 scalar if one is given, in the dtype of ``like``; not rounded to zero.
+    """Return ``eps``, optionally times a float64 scalar, in the dtype of ``like``, without rounding to zero.
 
-    Most values of eps are zero in float16, and a gradient of zero would be divided by it.
+    In float16 most values of eps would round to zero, and a gradient of zero would be divided by it.
     """
     builder = like.builder
     smallest = np.nextafter(np.zeros((), like.dtype.numpy()), np.ones((), like.dtype.numpy()))
@@ -67,24 +67,24 @@ def zero_slots(params: Mapping[str, Tensor], *slots: str) -> Tensors:
 
 
 def penalized(gradient: Tensor, parameter: Tensor, weight_decay: float) -> Tensor:
-    """Emit the gradient with that of an L2 penalty on the weights added: ``gradient + weight_decay * parameter``."""
+    """Emit ``gradient + weight_decay * parameter``, the gradient with an L2 penalty."""
     return gradient + parameter * weight_decay if weight_decay else gradient
 
 
 def kept_share(rate: Tensor, weight_decay: float) -> Tensor | None:
-    """Emit the factor of a parameter that decays by itself: ``1 - rate * weight_decay``; None where it does not decay."""
+    """Emit ``1 - rate * weight_decay``, the factor of a decaying parameter; None without decay."""
     return 1.0 - rate * weight_decay if weight_decay else None
 
 
 def stepped(parameter: Tensor, direction: Tensor, rate: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Emit ``keep * parameter - rate * direction``, with scalars of any dtype; without ``keep``, the factor is 1."""
+    """Emit ``keep * parameter - rate * direction``, with scalars of any dtype; ``keep`` defaults to 1."""
     if keep is not None:
         parameter = parameter * cast_like(keep, parameter)
     return parameter - direction * cast_like(rate, parameter)
 
 
 def known_rank(parameter: Tensor) -> int:
-    """Return the number of dimensions of a parameter."""
+    """Return the rank of a parameter."""
     if parameter.rank is None:
         raise AssertionError(f"parameter '{parameter.name}' has no rank; a program declares the shape of every parameter")
     return parameter.rank
@@ -101,22 +101,22 @@ def known_shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def sum_of_squares(tensor: Tensor) -> Tensor:
-    """Emit the sum of the squares of all elements, a float64 scalar: in float32 it would overflow from 1e19 on.
+    """Emit the sum of the squares of all elements, a float64 scalar: float32 would overflow from 1e19 on.
 
-    Runtimes add up in one accumulator: over four million elements float32 would leave five digits.
+    Runtimes sum in a single accumulator: over four million elements float32 would leave five digits.
     """
     return tensor.builder.op("ReduceSumSquare", double(tensor), keepdims=0)
 
 
 def euclidean_norm(tensor: Tensor) -> Tensor:
-    """Emit the root of the sum of the squares of all elements, a float64 scalar."""
+    """Emit the Euclidean norm of all elements, a float64 scalar."""
     return sqrt(sum_of_squares(tensor))
 
 
 def root_mean_square(parameter: Tensor) -> Tensor:
-    """Emit the root of the mean of the squares of all elements of a parameter, or of what has its shape; a float64 scalar.
+    """Emit the root mean square of a parameter or a tensor of its shape, a float64 scalar.
 
-    Of rows of a table, of which a step may read any number, it is 0 where there are none.
+    For the rows of a table that a step reads, it is 0 if there are none.
     """
     shape = static_shape(parameter.value)
     if shape is not None:
@@ -127,15 +127,15 @@ def root_mean_square(parameter: Tensor) -> Tensor:
 
 
 def trust_ratio(parameter: Tensor, update: Tensor, coefficient: float = 1.0, eps: float = 0.0) -> Tensor:
-    """Emit ``coefficient * |parameter| / (|update| + eps)``, a float64 scalar, with Euclidean norms.
+    """Emit ``coefficient * |parameter| / (|update| + eps)`` for LARS and LAMB, a float64 scalar, with Euclidean norms.
 
-    It is 1 where either norm is 0, as a layer that starts at zero would never leave it. What LARS and LAMB share. Sources: You,
-    Gitman and Ginsburg, "Large batch training of convolutional networks", 2017; You et al., "Large batch optimization for deep
-    learning", 2020.
+    It is 1 if either norm is 0, because a layer that starts at zero would never change otherwise. Sources: You, Gitman and
+    Ginsburg, "Large batch training of convolutional networks", 2017; You et al., "Large batch optimization for deep learning",
+    2020.
     """
     builder = parameter.builder
     weight, length = euclidean_norm(parameter), euclidean_norm(update)
     ratio = (weight if coefficient == 1.0 else weight * coefficient) / (length + eps if eps else length)
-    # A norm that is not a number fails the comparison, and reaches the weights by the update itself.
+    # A NaN norm fails the comparison; the NaN reaches the weights through the update itself.
     defined = builder.op("Greater", builder.op("Min", weight, length), 0.0)
     return builder.op("Where", defined, ratio, builder.scalar(1.0, ratio))

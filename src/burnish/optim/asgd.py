@@ -1,4 +1,4 @@
-"""Averaged stochastic gradient descent: plain steps at a falling rate, and the average of the parameters along the way."""
+"""Averaged stochastic gradient descent: steps at a falling rate, and an average of the parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AVERAGE = Slot("average", is_average=True)
 class ASGD(RatedOptimizer):
     """Averaged stochastic gradient descent, the mathematics of ``torch.optim.ASGD``.
 
-    With parameter p, gradient g, the average a, and the number of updates done s, from 0::
+    With parameter p, gradient g, the average a, and the number of past updates s, from 0::
 
         eta = lr / (1 + lambd * lr * s)^alpha
         g = g + weight_decay * p
@@ -26,16 +26,16 @@ class ASGD(RatedOptimizer):
         a = p                                     while s - t0 <= 1
         a = a + (p - a) / (s - t0)                afterwards
 
-    The rate is that of the step, where PyTorch computes eta a step ahead and so follows a changed rate one step later. Source:
-    Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; the falling rate: Bottou, "Large-scale
-    machine learning with stochastic gradient descent", 2010. State: ``average/<initializer>``, of the parameter's dtype and
-    shape, which starts as the parameter (PyTorch's ``ax``): what ``parameters="average"`` evaluates and exports.
+    The rate is that of the current step; PyTorch computes eta one step ahead and so follows a changed rate one step later.
+    Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; the falling rate: Bottou,
+    "Large-scale machine learning with stochastic gradient descent", 2010. State: ``average/<initializer>``, in the parameter's
+    dtype and shape, which starts as the parameter (PyTorch's ``ax``); ``parameters="average"`` evaluates and exports it.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        lambd: decay of the weights, and how fast the rate falls.
-        alpha: the power by which it falls.
-        t0: updates before the average begins; until then it is the parameters.
+        lambd: decay of the weights and of the rate.
+        alpha: power of the falling rate.
+        t0: number of updates before averaging begins; until then the average equals the parameters.
         weight_decay: L2 penalty, added to the gradient.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Averages of the parameters along the way, which often predict better than where the way ends."""
+"""Averages of the parameters during training, which often predict better than the final parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COUNT = Slot("average_count", per_parameter=False, of_method=False)
 
 @dataclass(frozen=True)
 class ParameterAverage(Transform):
-    """An optimizer that also keeps an average of the parameters; training itself does not see it.
+    """An optimizer that also keeps an average of the parameters, without an effect on training.
 
-    State: ``average/<initializer>``, of the parameter's dtype and shape, which starts as the parameter; and, where the average
-    needs it, the int64 scalar ``average_count``: how many values are in it.
+    State: ``average/<initializer>``, in the parameter's dtype and shape, which starts as the parameter; and, if the average needs
+    it, the int64 scalar ``average_count``, the number of values in it.
     """
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ParameterAverage(Transform):
     @property
     @abstractmethod
     def counts(self) -> bool:
-        """Whether the average depends on how many values are in it."""
+        """True if the average depends on the number of values in it."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -65,7 +65,7 @@ class ParameterAverage(Transform):
 
     @abstractmethod
     def share(self, step: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Emit how far the average moves to the new parameters, a float64 scalar, and whether it does; None where always."""
+        """Emit how far the average moves to the new parameters, a float64 scalar, and a condition for moving; None for always."""
 
     def next_count(self, step: Tensor, counted: Tensor) -> Tensor:
         return counted + 1
@@ -73,25 +73,24 @@ class ParameterAverage(Transform):
 
 @dataclass(frozen=True)
 class ExponentialAverage(ParameterAverage):
-    """An exponential moving average, the mathematics of ``torch.optim.swa_utils.get_ema_avg_fn``, corrected.
+    """An exponential moving average, the mathematics of ``torch.optim.swa_utils.get_ema_avg_fn``, bias-corrected.
 
-    With the average a, the updated parameter p, and t the number of values in the average, that one included::
+    With the average a, the updated parameter p, and t the number of values in the average including p::
 
         a = a + (1 - decay) / (1 - decay^t) * (p - a)
         a = decay * a + (1 - decay) * p                  without bias_correction, starting from the first parameters
 
-    With bias_correction the first parameters have no share in it: it is the average from zero, divided by ``1 - decay^t``, as
-    Kingma and Ba, "Adam: a method for stochastic optimization", 2015, correct their moments. Without it they keep the share
-    ``decay^t``, nine tenths after 100 updates at 0.999. The method: Polyak and Juditsky, "Acceleration of stochastic
-    approximation by averaging", 1992.
+    With bias_correction the initial parameters have no share in the average: it starts at zero and is divided by ``1 - decay^t``,
+    as in Kingma and Ba, "Adam: a method for stochastic optimization", 2015. Without it they keep the share ``decay^t``, nine
+    tenths after 100 updates at 0.999. Method: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992.
 
     Args:
-        optimizer: what updates.
-        decay: share of the average that is kept at every update, in [0, 1).
-        bias_correction: leave the first parameters out of the average, which they dominate where updates are few.
+        optimizer: the optimizer that updates the parameters.
+        decay: share of the average kept at every update, in [0, 1).
+        bias_correction: True to leave the initial parameters out of the average, which they dominate after few updates.
 
     Raises:
-        ConfigurationError: a decay outside [0, 1), or an optimizer that keeps an average already.
+        ConfigurationError: a decay outside [0, 1), or an optimizer that already keeps an average.
     """
 
     name = "ema"
@@ -115,20 +114,20 @@ class ExponentialAverage(ParameterAverage):
 
 @dataclass(frozen=True)
 class StochasticWeightAverage(ParameterAverage):
-    """The equal average of the parameters after the updates ``start``, ``start + every``, and so on; until then, the parameters.
+    """The mean of the parameters after the updates ``start``, ``start + every``, and so on; before that, the parameters.
 
     With n values in the average a, and the updated parameter p: ``a = a + (p - a) / (n + 1)``, the mathematics of
     ``torch.optim.swa_utils.AveragedModel``. Source: Izmailov et al., "Averaging weights leads to wider optima and better
-    generalization", 2018. The learning rate of the method is a schedule's; running statistics are those of training: for an
-    average that is far from the parameters, recalibrate the exported model's batch normalization.
+    generalization", 2018. Use a schedule for the method's learning rate. Running statistics are those of training: if the average
+    is far from the parameters, recalibrate the exported model's batch normalization.
 
     Args:
-        optimizer: what updates.
-        start: the first update whose parameters are in the average, counted from 1.
-        every: updates from one value in the average to the next.
+        optimizer: the optimizer that updates the parameters.
+        start: first update in the average, counted from 1.
+        every: number of updates between values in the average.
 
     Raises:
-        ConfigurationError: no whole numbers of at least 1, or an optimizer that keeps an average already.
+        ConfigurationError: ``start`` or ``every`` is not a whole number of at least 1, or the optimizer already keeps an average.
     """
 
     name = "swa"
@@ -143,7 +142,7 @@ class StochasticWeightAverage(ParameterAverage):
     def share(self, step: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert counted is not None
         builder = step.builder
-        # Before the start there is no value in the average, and it moves to the parameters as a whole.
+        # Before the start the average is empty (share 1), so it follows the parameters.
         share = 1.0 / (double(counted) + 1.0)
         is_before = builder.op("Less", step + 1, self.start)
         return share, builder.op("Or", is_before, self._is_taken(step))
@@ -152,7 +151,7 @@ class StochasticWeightAverage(ParameterAverage):
         return step.builder.op("Where", self._is_taken(step), counted + 1, counted)
 
     def _is_taken(self, step: Tensor) -> Tensor:
-        """Emit whether the parameters after this update belong to the average; bool scalar."""
+        """Emit True if the parameters after this update belong to the average; bool scalar."""
         builder = step.builder
         since = step + (1 - self.start)
         is_on = builder.op("GreaterOrEqual", since, 0)
@@ -160,11 +159,11 @@ class StochasticWeightAverage(ParameterAverage):
 
 
 def share_of_first(optimizer: object, steps: int) -> float:
-    """Return how much of the average that an optimizer keeps is still its first value; 0 where it keeps none.
+    """Return the share of the initial value in the average that an optimizer keeps; 0 without an average.
 
     Args:
-        optimizer: what updates, with whatever goes around it.
-        steps: how many steps were taken.
+        optimizer: the optimizer, including wrappers.
+        steps: number of steps taken.
     """
     updates = steps
     for layer in layers_of(optimizer):

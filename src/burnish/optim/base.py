@@ -1,7 +1,7 @@
-"""What an optimizer is: a pure graph builder from parameters, gradients and state to the next parameters and state.
+"""The interface of an optimizer: a pure graph builder from parameters, gradients and state to their next values.
 
-Most update one parameter at a time: they are a ``RatedOptimizer`` with a formula, ``update``. What looks at all parameters or
-gradients together (clipping, accumulation, averages, groups) goes around such an optimizer as a ``Transform``.
+Most optimizers update one parameter at a time: they are a ``RatedOptimizer`` with a formula, ``update``. Operations on all
+parameters or gradients together (clipping, accumulation, averages, groups) wrap such an optimizer as a ``Transform``.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from burnish.settings import NamedSettings, call_hint
 from burnish.validation import check_fraction, check_not_negative, is_number
 
 RowForm = Literal["exact", "lazy"]
-"""What it means to update the rows of a table alone that have a gradient: ``exact``, the same as to update all of it; ``lazy``,
-the others miss what a step does to a row without a gradient, such as the decay of its momentum."""
+"""Effect of updating only the rows of a table that have a gradient: ``exact``, the same as a full update; ``lazy``, the other
+rows miss the part of a step that needs no gradient, such as the decay of momentum.
+"""
 
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What an update of all parameters reads.
+    """The inputs of an update of all parameters.
 
     Attributes:
-        builder: emits into the graph.
+        builder: builder of the graph.
         params: initializer name -> parameter, floating-point; the update is computed in its dtype.
-        gradients: the same keys; dtype and shape of the parameter.
-        state: the keys and dtypes that ``Optimizer.init`` gives.
-        step: int64 scalar, the number of updates already done: 0 at the first.
-        hyperparameters: scalars of the names that ``Optimizer.hyperparameters`` gives, of any floating-point dtype.
-        finite: whether all gradients are finite, a boolean scalar, where the graph has found that already.
+        gradients: gradients with the same keys, dtypes and shapes.
+        state: state with the keys and dtypes of ``Optimizer.init``.
+        step: number of past updates, an int64 scalar: 0 at the first.
+        hyperparameters: scalars named by ``Optimizer.hyperparameters``, of any floating-point dtype.
+        finite: boolean scalar, True if all gradients are finite, if the graph already computes it.
     """
 
     builder: Builder
@@ -52,24 +53,24 @@ class UpdateInputs:
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A learning rate computed in the graph from the step, so that whoever runs it needs no code of its own for that."""
+    """A learning rate computed in the graph from the step, so that the training loop needs no code for it."""
 
     @property
     def name(self) -> str:
-        """How the schedule is asked for."""
+        """Name of the schedule in ``get``."""
         ...
 
     @property
     def end(self) -> int | None:
-        """The first step that it is not defined for; None for one without an end."""
+        """The first step after the schedule; None for a schedule without an end."""
         ...
 
     def hyperparameters(self) -> dict[str, float | None]:
-        """Return the scalars that a step takes, with their defaults, as ``Optimizer.hyperparameters`` does."""
+        """Return the scalar inputs of a step, with their defaults, as in ``Optimizer.hyperparameters``."""
         ...
 
     def init(self, builder: Builder) -> Tensors:
-        """Emit the initial state of a schedule that has some: ``<slot>`` -> scalar."""
+        """Emit the initial state, if any: ``<slot>`` -> scalar."""
         ...
 
     def rate(
@@ -78,18 +79,20 @@ class Schedule(Protocol):
         """Emit the rate of a step.
 
         Args:
-            builder: emits into the graph.
+            builder: builder of the graph.
             step: int64 scalar, 0 at the first step.
-            state: the keys that ``init`` gives, among others.
-            hyperparameters: scalars of the names that ``hyperparameters()`` gives, of any floating-point dtype.
+            state: state that includes the keys of ``init``.
+            hyperparameters: scalars named by ``hyperparameters()``, of any floating-point dtype.
 
         Returns:
-            The rate, a float64 scalar, and the next state of the schedule, with the keys that ``init`` gives.
+            The rate, a float64 scalar, and the next state, with the keys of ``init``.
         """
         ...
 
     def options(self) -> dict[str, Any]:
-        """Return name and settings as JSON-compatible values; ``burnish.optim.schedules.get`` builds it from them again."""
+        """Return name and settings as JSON-compatible values, from which ``burnish.optim.schedules.get`` rebuilds the
+        schedule.
+        """
         ...
 
 
@@ -102,36 +105,36 @@ class Optimizer(Protocol):
 
     @property
     def name(self) -> str:
-        """How the optimizer is asked for."""
+        """Name of the optimizer in ``get``."""
         ...
 
     def hyperparameters(self) -> dict[str, float | None]:
-        """Return the scalars that a step takes, with their defaults; they become float32 graph inputs.
+        """Return the scalar inputs of a step, with their defaults; they become float32 graph inputs.
 
-        One whose default is None has to be given with every step.
+        An input with default None must be given at every step.
         """
         ...
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for what belongs to no single parameter."""
+        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for state of no single parameter."""
         ...
 
     def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
-        """Emit one update of all parameters; the next parameters and the next state, with the same keys."""
+        """Emit one update of all parameters: the next parameters and the next state, with the same keys."""
         ...
 
     def options(self) -> dict[str, Any]:
-        """Return name and settings as JSON-compatible values; ``burnish.optim.get`` builds the optimizer from them again."""
+        """Return name and settings as JSON-compatible values, from which ``burnish.optim.get`` rebuilds the optimizer."""
         ...
 
 
 @runtime_checkable
 class Scheduled(Protocol):
-    """An optimizer whose rates may be schedules: what a program reports of them, and where they end."""
+    """An optimizer whose rates may be schedules, with their end and the rates to report."""
 
     @property
     def end(self) -> int | None:
-        """The first step that a schedule is not defined for; None where none has an end."""
+        """The first step after a schedule; None if no schedule ends."""
         ...
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
@@ -153,17 +156,17 @@ class RatedOptimizer(NamedSettings):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What the method keeps; the schedule's own are not among them."""
+        """The state that the method keeps, without the schedule's."""
         return ()
 
     @property
     def row_form(self) -> RowForm | None:
-        """What updating rows of a parameter alone comes to; None where the method looks at whole parameters."""
+        """Effect of updating only some rows of a parameter; None if the method needs whole parameters."""
         return None
 
     @property
     def looks_across_rows(self) -> bool:
-        """Whether updating rows of a parameter alone looks at all of these rows for each: workers then need all of them."""
+        """True if the update of a row depends on the other updated rows, so that workers need all of them."""
         return False
 
     @abstractmethod
@@ -172,13 +175,13 @@ class RatedOptimizer(NamedSettings):
     ) -> tuple[Tensor, dict[Slot, Tensor]]:
         """Emit the update of one parameter.
 
-        What is computed of scalars alone is emitted once, however many parameters there are.
+        Computations on scalars are emitted once for all parameters.
 
         Args:
             parameter: floating-point.
-            gradient: of its dtype and shape.
-            slots: what is kept of this parameter, and what is kept for all of them.
-            step: int64 scalar, the number of updates already done: 0 at the first.
+            gradient: in the parameter's dtype and shape.
+            slots: state of this parameter, and shared state.
+            step: number of past updates, an int64 scalar: 0 at the first.
             rate: scalar of any floating-point dtype.
 
         Returns:
@@ -190,22 +193,22 @@ class RatedOptimizer(NamedSettings):
 
     @property
     def end(self) -> int | None:
-        """The first step that the schedule is not defined for; None without one, or where it has no end."""
+        """The first step after the schedule; None without a schedule or without an end."""
         return self.lr.end if isinstance(self.lr, Schedule) else None
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
-        """Emit the rates that the graph computes itself, by the names under which a step reports them; none without a schedule.
+        """Emit the rates that the graph computes itself, by the names in a step's report; none without a schedule.
 
-        What ``apply`` has emitted for the rate is not emitted again.
+        Nodes that ``apply`` already emitted for the rate are reused.
         """
         return {"lr": self.rate(inputs)[0]} if isinstance(self.lr, Schedule) else {}
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        """Emit the initial state, as ``Optimizer.init`` does: zeros of each parameter for every slot that each has."""
+        """Emit the initial state, as in ``Optimizer.init``: zeros of each parameter for every per-parameter slot."""
         return self.rate_state(builder) | zero_slots(params, *(slot for slot in self.slots if slot.per_parameter))
 
     def rate_state(self, builder: Builder) -> Tensors:
-        """Emit what the schedule keeps; part of ``init``."""
+        """Emit the initial state of the schedule; part of ``init``."""
         return self.lr.init(builder) if isinstance(self.lr, Schedule) else {}
 
     def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
@@ -239,7 +242,7 @@ def _entry(slot: Slot, name: str) -> str:
 
 @dataclass(frozen=True)
 class Transform(NamedSettings):
-    """An optimizer around another one, whose hyperparameters and frozen parameters it hands on.
+    """An optimizer around another one, with the inner one's hyperparameters and frozen parameters.
 
     A subclass adds its settings as fields, each with a JSON-compatible value, and the methods ``init`` and ``apply``.
     """
@@ -257,7 +260,7 @@ class Transform(NamedSettings):
 
     @property
     def end(self) -> int | None:
-        """The first step that a schedule inside is not defined for; None where none has an end."""
+        """The first step after a schedule inside; None if no schedule ends."""
         return self.optimizer.end if isinstance(self.optimizer, Scheduled) else None
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
@@ -284,14 +287,14 @@ class Transform(NamedSettings):
 
 
 def layers_of(optimizer: object) -> Iterator[object]:
-    """The optimizer and those inside it, from the outermost."""
+    """Yield the optimizer and those inside it, from the outermost."""
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "optimizer", None)
 
 
 def options_without_effect(optimizer: object, names: Collection[str]) -> list[str]:
-    """Return which options of a bound optimizer change nothing of the parameters that it updates, as sentences."""
+    """Return the options of a bound optimizer that do not affect the parameters it updates, as sentences."""
     parts = [part for layer in layers_of(optimizer) for part in (layer, *getattr(layer, "transforms", ()))]
     found = [sentence for part in parts if isinstance(part, MayDoNothing) for sentence in part.without_effect(names)]
     methods = next((part.methods for part in parts if hasattr(part, "methods")), parts[-1:])
@@ -304,7 +307,7 @@ def options_without_effect(optimizer: object, names: Collection[str]) -> list[st
 
 
 def check_once(optimizer: Transform, kind: type) -> None:
-    """Raise ConfigurationError where a transform goes around another of its kind: their state would have the same names."""
+    """Raise ConfigurationError if a transform wraps another of its kind: their state would have the same names."""
     for inner in layers_of(optimizer.optimizer):
         if isinstance(inner, Transform) and isinstance(inner, kind):
             raise ConfigurationError(
@@ -314,17 +317,17 @@ def check_once(optimizer: Transform, kind: type) -> None:
 
 
 def is_optimizer(value: object) -> TypeGuard[Optimizer]:
-    """Whether something is an optimizer; a class of optimizers is none, although it has the methods."""
+    """True for an optimizer object; False for an optimizer class, although it has the methods."""
     return isinstance(value, Optimizer) and not isinstance(value, type)
 
 
 def is_schedule(value: object) -> TypeGuard[Schedule]:
-    """Whether something is a schedule. An optimizer has what the protocol asks for too, and so has a class of schedules."""
+    """True for a schedule object; False for optimizers and for classes of schedules, although they match the protocol."""
     return isinstance(value, Schedule) and not isinstance(value, type | RatedOptimizer)
 
 
 def check_rate(optimizer: str, lr: object) -> None:
-    """Raise ConfigurationError for what is neither a schedule nor a finite number that is not negative."""
+    """Raise ConfigurationError for anything but a schedule or a finite number of at least 0."""
     if is_schedule(lr):
         return
     if not is_number(lr):
@@ -336,7 +339,7 @@ def check_rate(optimizer: str, lr: object) -> None:
 
 
 def check_betas(optimizer: str, betas: object) -> tuple[float, ...]:
-    """Return the betas as a tuple; raise ConfigurationError for what is not two numbers in [0, 1)."""
+    """Return the betas as a tuple; raise ConfigurationError unless they are two numbers in [0, 1)."""
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ConfigurationError(f"{optimizer}: betas must be two numbers, not {betas}")
     check_fraction(optimizer, **{f"betas[{index}]": beta for index, beta in enumerate(betas)})

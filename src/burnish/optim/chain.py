@@ -1,4 +1,4 @@
-"""A chain: gradient transforms one after the other, then an optimizer."""
+"""A chain of gradient transforms followed by an optimizer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ TRANSFORMS: Registry[GradientTransform] = Registry(
 
 @dataclass(frozen=True)
 class Chain(Transform):
-    """An optimizer that sees the gradients after transforms, each of which sees what the one before it made.
+    """An optimizer that gets its gradients through transforms, applied in order.
 
-    State: that of the optimizer, and of transforms that have some, ``<slot>`` of the i-th as ``<slot>:<transform>:<i>``. They are
-    counted from 1, those of a chain further inside first.
+    State: that of the optimizer, and of transforms with state: ``<slot>`` of the i-th as ``<slot>:<transform>:<i>``, counted from
+    1, innermost chain first.
     """
 
     name = "chain"
@@ -103,10 +103,10 @@ def chain(*parts: GradientTransform | Optimizer) -> Chain:
     """Return an optimizer that first transforms the gradients: ``chain(clip_by_global_norm(1.0), sgd(lr=0.1))``.
 
     Args:
-        parts: gradient transforms, in the order in which they act, and last the optimizer.
+        parts: gradient transforms in order of application, then the optimizer.
 
     Raises:
-        ConfigurationError: the last is no optimizer, or another is no transform.
+        ConfigurationError: the last part is not an optimizer, or another is not a transform.
     """
     if not parts or not is_optimizer(parts[-1]):
         last = f", not {parts[-1]!r}" if parts else ""

@@ -1,4 +1,4 @@
-"""The outer optimizer of DiLoCo: what several workers make of the steps that each has taken alone."""
+"""The outer optimizer of DiLoCo, which combines the steps that several workers took separately."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ OUTER_MOMENTUM = Slot("outer_momentum")
 
 @dataclass(frozen=True)
 class DiLoCo(Transform):
-    """An optimizer for workers that step alone and meet now and then (``burnish.DataParallel(synchronize_every=H)``).
+    """An optimizer for workers that synchronize only from time to time (``burnish.DataParallel(synchronize_every=H)``).
 
-    In a step the optimizer inside updates, and nothing else happens. Where the workers meet, with p of the last meeting and the
-    average q of the workers' parameters, weighted by the samples of each::
+    In a step only the inner optimizer updates. When the workers synchronize, with p the parameters of the last synchronization
+    and q the average of the workers' parameters, weighted by the samples of each::
 
         g = p - q
         m = momentum m + g
-        p = p - lr (g + momentum m)              Nesterov's momentum, as torch.optim.SGD(nesterov=True) has it
+        p = p - lr (g + momentum m)              Nesterov's momentum, as in torch.optim.SGD(nesterov=True)
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023; its values are the
-    defaults. State: ``outer_momentum/<initializer>``, of the parameter's dtype and shape, zeros at first.
+    defaults. State: ``outer_momentum/<initializer>``, in the parameter's dtype and shape, initially zeros.
 
     Args:
-        optimizer: what updates in each step.
-        outer_lr, outer_momentum: of the step where the workers meet.
+        optimizer: the optimizer of each step.
+        outer_lr, outer_momentum: rate and momentum of the synchronization.
 
     Raises:
-        ConfigurationError: a negative rate, a momentum outside [0, 1), or the optimizer has an outer one already.
+        ConfigurationError: a negative rate, a momentum outside [0, 1), or the optimizer already has an outer one.
     """
 
     name = "diloco"

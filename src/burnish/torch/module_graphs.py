@@ -1,4 +1,4 @@
-"""The graphs of a module, by its mode, dtype and precision, and the calls that run them on its parameters and buffers."""
+"""The graphs of a module, by mode, dtype and precision, and the calls that run them on its parameters and buffers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Modes = tuple[bool, ...]
 
 
 class ModuleKey(NamedTuple):
-    """What a module is exported for: its modes, and the dtype of its first parameter. Modes that are all one are equal."""
+    """The key of an export: the module's modes, None if all are equal, and the dtype of its first parameter."""
 
     modes: Modes | None
     dtype: torch.dtype | None
 
 
 class GraphKey(NamedTuple):
-    """What a graph is bound to."""
+    """The key of a bound graph."""
 
     exported: ModuleKey
     training: bool
@@ -45,13 +45,13 @@ class GraphKey(NamedTuple):
 
 
 class ModuleGraphs:
-    """The graphs of modules that differ in the values of parameters and buffers alone, made when they are first asked for.
+    """The graphs of modules that differ only in the values of parameters and buffers, made on first use.
 
     Args:
-        args, kwargs: what ``forward`` is called with at an export.
-        dynamic_shapes: as ``wrap`` takes it.
-        engine: what runs them.
-        verify: whether what is exported is compared with the module.
+        args, kwargs: arguments of ``forward`` for an export.
+        dynamic_shapes: as in ``wrap``.
+        engine: the engine that runs them.
+        verify: True to compare exports with the module.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class ModuleGraphs:
         return self  # which holds no state of a module
 
     def exported(self, key: ModuleKey, module: torch.nn.Module, training: bool | None = None) -> ExportedModule:
-        """The module as a graph, of a mode that is asked for at least: by default of the module's own.
+        """Return the module's export, which works at least in the given mode (by default the module's own).
 
         Raises:
-            UnsupportedOperatorError: it cannot be exported in this mode, or computes something else than its graph.
+            UnsupportedOperatorError: the module cannot be exported in this mode, or its graph computes something else.
         """
         with self._making:
             if key not in self._exports:
                 for name, parameter in module.named_parameters():
                     _refuse_sharded(name, parameter)
                 needed = {module.training if training is None else training}
-                # Under autocast a graph has a precision of its own; a trace would hold the casts of PyTorch's besides.
+                # A graph has its own form of mixed precision; a trace under autocast would add PyTorch's casts to it.
                 with _modes_set(module, key.modes), saved_apart(), all_autocast_off():
                     args, kwargs = pytree.tree_map(lambda leaf: _converted(leaf, key.dtype), (self.args, self.kwargs))
                     exported = export_module(module, args, kwargs, self.dynamic_shapes, called=True, needed=needed)
@@ -98,12 +98,12 @@ class ModuleGraphs:
             return exported
 
     def is_exported_as(self, key: ModuleKey, exported: ExportedModule) -> bool:
-        """Whether the module was exported for a key to the same."""
+        """True if the module's earlier export for a key has the same contents."""
         before = self._exports.get(key)
         return before is not None and _contents(before) == _contents(exported)
 
     def graph(self, key: GraphKey, module: torch.nn.Module) -> BoundGraph:
-        """The graph of a mode."""
+        """Return the graph of a mode."""
         with self._making:
             if key not in self._graphs:
                 exported = self.exported(key.exported, module, key.training)
@@ -112,11 +112,11 @@ class ModuleGraphs:
 
 
 class Removed(Exception):
-    """A parameter or buffer was taken out of the module, or replaced by None."""
+    """A parameter or buffer was removed from the module or set to None."""
 
 
 class _Entry(NamedTuple):
-    """Where a parameter or buffer is, so that one that is replaced is seen."""
+    """The location of a parameter or buffer, read at each call so that a replaced tensor is noticed."""
 
     held_in: Mapping[str, Any]
     owner: torch.nn.Module
@@ -129,7 +129,7 @@ class _Entry(NamedTuple):
         return cls(owner._parameters if last in owner._parameters else owner._buffers, owner, last)
 
     def tensor(self) -> torch.Tensor:
-        # Fully sharded data parallelism takes parameters out of where they are registered, and puts tensors in their place.
+        # Fully sharded data parallelism unregisters parameters and sets plain tensors as attributes instead.
         tensor = self.held_in.get(self.name)
         found: torch.Tensor | None = getattr(self.owner, self.name, None) if tensor is None else tensor
         if found is None:
@@ -138,20 +138,20 @@ class _Entry(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """A graph with where its state is in one module.
+    """A graph and the locations of its state in one module.
 
     Attributes:
         graph: the graph.
-        exported: the module as it was exported.
-        outputs: how the outputs of the graph are what ``forward`` returns in this mode.
-        state: of ``graph.state``.
-        unread: the parameters and buffers that the graph does not read, though it may have their extents as constants.
-        shapes: of these tensors and of ``state``, as they were.
-        counts: the counts of batches that a call adds to.
-        batches: how many it adds to each.
-        inputs: the positions of the graph's inputs among the arguments, where all of these are tensors given by position.
-        single: whether ``forward`` returns one tensor, and nothing else is to be done.
-        written: the positions of the graph's inputs that are written over, with those of the outputs that are written there.
+        exported: the module's export.
+        outputs: structure of ``forward``'s result in this mode.
+        state: locations of ``graph.state``.
+        unread: parameters and buffers that the graph does not read, although it may hold their extents as constants.
+        shapes: shapes of ``state`` and ``unread`` at the export.
+        counts: the batch counts that a call increases.
+        batches: the increase of each count.
+        inputs: positions of the graph's inputs among the arguments, if all arguments are tensors given by position.
+        single: True if ``forward`` returns one tensor and nothing remains to be done.
+        written: positions of the graph's inputs that are overwritten, with the positions of the outputs to write.
     """
 
     graph: BoundGraph
@@ -168,13 +168,13 @@ class _Prepared(NamedTuple):
 
 
 class _How(NamedTuple):
-    """How a module is at a call.
+    """The condition of a module at a call.
 
     Attributes:
         modes: ``training`` of the module and all its submodules.
-        dtype: of its first parameter.
-        device: the kind of device that this is on.
-        precision: what autocast computes in there, where it is on.
+        dtype: dtype of its first parameter.
+        device: device type of that parameter.
+        precision: dtype of autocast on that device, if it is on.
     """
 
     modes: Modes
@@ -189,12 +189,12 @@ class _How(NamedTuple):
 
 
 def _tensors(entries: Sequence[_Entry]) -> list[torch.Tensor]:
-    """What stands where entries say; without a call for each, as nearly all stand where they are registered."""
+    """Return the tensors at these locations, without a call for each, since nearly all are still registered."""
     return [entry.tensor() if (tensor := entry[0].get(entry[2])) is None else tensor for entry in entries]
 
 
 class OtherArguments(Exception):
-    """A call has arguments of another structure than the examples, or another value where there is no tensor."""
+    """A call's arguments differ from the examples in structure or in a value that is not a tensor."""
 
     def __init__(self, message: str, structure: Hashable):
         super().__init__(message)
@@ -202,16 +202,18 @@ class OtherArguments(Exception):
 
 
 MOST_STRUCTURES = 8
-"""How many structures of arguments a module is exported for: a number that is another at each call would ask for ever more."""
+"""Largest number of argument structures that a module is exported for: a number that changes at each call would need more
+forever.
+"""
 
 
 class Calls:
-    """Calls of one module by its graphs.
+    """Calls of one module through its graphs.
 
     Args:
-        graphs: of the module; others may share them.
-        module: the module, which PyTorch would compute.
-        opened: inputs and axes that the graphs were made for other extents of.
+        graphs: graphs of the module; others may share them.
+        module: the module that PyTorch would run.
+        opened: inputs and axes that the graphs opened for other extents.
     """
 
     def __init__(self, graphs: ModuleGraphs, module: torch.nn.Module, opened: frozenset[tuple[str, int | None]] = frozenset()):
@@ -229,30 +231,30 @@ class Calls:
         self._constants: list[tuple[torch.Tensor, int]] = []
 
     def copied(self, module: torch.nn.Module) -> Calls:
-        """The same for a copy of the module."""
+        """Return the calls of a copy of the module."""
         self._look()
         return Calls(self.graphs, module, self._opened)
 
     def made_again(self) -> tuple[Any, ...]:
-        """What ``wrap`` takes beside the module."""
+        """Return the arguments, except the module, from which a pickled wrapper is rebuilt."""
         graphs = self.graphs
         return (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine, False, graphs.verify
 
     def prepare(self) -> None:
-        """Export the module as it is."""
+        """Export the module in its current condition."""
         exported = self.graphs.exported(self._how().key().exported, self.module)
         self._irrelevant.update(Place("", name) for name in exported.attributes)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what ``forward`` returns.
+        """Return the result of ``forward``.
 
         Raises:
-            ConfigurationError: the arguments are not of the structure or the dtypes of the examples.
+            ConfigurationError: the arguments differ from the examples in structure or dtype.
         """
         try:
             how, prepared = self._current()
         except UnsupportedOperatorError:
-            # Training may take targets that evaluation does not, and the other way round.
+            # Training may take targets that evaluation does not, and vice versa.
             other = self._otherwise(args, kwargs)
             if other is None:
                 raise
@@ -286,7 +288,7 @@ class Calls:
         step = counts[0].clone() if graph.counts else None
         given = data
         if prepared.written:
-            # Autograd saves what a graph reads, which is not to be written over.
+            # Autograd saves the graph's inputs, so they must not be overwritten.
             data = list(data)
             for index, _ in prepared.written:
                 data[index] = data[index].clone()
@@ -305,7 +307,7 @@ class Calls:
         return prepared.outputs.unflatten(dict(zip(graph.outputs, results, strict=True)))
 
     def _current(self) -> tuple[_How, _Prepared]:
-        """How the module is, and the graph for that: most often those of the call before."""
+        """Return the module's condition and the graph for it, usually those of the last call."""
         how = self._how()
         latest = self._latest
         if latest is None or latest[0] != how:
@@ -333,7 +335,7 @@ class Calls:
         return _How(modes, first.dtype, device, autocast_precision(device))
 
     def _look(self) -> None:
-        """See what has changed in the module since the last call."""
+        """Find out what has changed in the module since the last call."""
         noted, self._noted = self._noted, Noted(self.module)
         is_hooked_otherwise = noted.is_hooked_otherwise()
         if is_hooked_otherwise:
@@ -346,7 +348,7 @@ class Calls:
             self._look_at(changed)
 
     def _look_at(self, changed: Sequence[Place]) -> None:
-        """Export the module again where attributes were set; where that gives the same graph, go on with the graphs there are."""
+        """Export the module again after attributes changed; keep the existing graphs if the export is the same."""
         fresh, key = self._fresh_graphs(), self._how().key().exported
         exported = fresh.exported(key, self.module)
         if self.graphs.is_exported_as(key, exported):
@@ -369,7 +371,6 @@ class Calls:
         return self._graphs_of(self.graphs.args, self.graphs.kwargs, self.graphs.dynamic_shapes)
 
     def _start_again(self, graphs: ModuleGraphs) -> None:
-        """Forget the graphs for others."""
         self.graphs = graphs
         self._prepared, self._latest, self._others, self._elsewhere = {}, None, {}, []
         self._first = _first_parameter(self.module)
@@ -380,7 +381,7 @@ class Calls:
         except ConfigurationError:
             if key.precision is None:
                 raise
-            # Nothing in the module is a product of float32: it computes as without autocast.
+            # The module has no float32 products for autocast to narrow.
             graph = self.graphs.graph(key._replace(precision=None), self.module)
         exported = self.graphs.exported(key.exported, self.module, key.training)
         self._irrelevant.update(Place("", name) for name in exported.attributes)
@@ -409,7 +410,7 @@ class Calls:
         return prepared
 
     def _calls_of(self, other: OtherArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
-        """The calls with arguments of another structure, whose graphs are made when the first comes."""
+        """Return the calls for arguments of another structure; the first such call makes their graphs."""
         calls = self._others.get(other.structure)
         if calls is None:
             shapes = self.graphs.dynamic_shapes
@@ -424,12 +425,12 @@ class Calls:
     def _takes(
         self, how: _How, prepared: _Prepared, data: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether a graph computes what the module does with the extents that inputs have.
+        """True if a graph is right for the extents of the inputs.
 
-        Where ``forward`` may go another way for them, both are run, once for each such extent.
+        If ``forward`` may take another branch for them, both are run and compared, once per extent.
 
         Raises:
-            InputError: PyTorch cannot call the module with them.
+            InputError: PyTorch cannot call the module with these inputs.
         """
         graph = prepared.graph
         if graph.fits(data):
@@ -451,10 +452,10 @@ class Calls:
     def _calls_at(
         self, prepared: _Prepared, data: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Calls:
-        """The calls with other extents than the graph takes: by a graph in which these axes are open, where they can be.
+        """Return the calls for extents that the graph does not accept, with these axes open if possible.
 
         Raises:
-            InputError: PyTorch cannot call the module with them, or there are graphs for too many extents already.
+            InputError: PyTorch cannot call the module with these inputs, or there are already graphs for too many extents.
         """
         for calls in self._elsewhere:
             how, other = calls._current()
@@ -512,7 +513,7 @@ class Calls:
         return [values[name] for name in prepared.graph.data]
 
     def _otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OtherArguments | None:
-        """What of the arguments has another structure than the examples."""
+        """Return an error if the arguments differ in structure from the examples."""
         examples = pytree.tree_structure((self.graphs.args, self.graphs.kwargs))
         leaves, spec = pytree.tree_flatten(self._arranged(args, kwargs))
         return (
@@ -522,7 +523,7 @@ class Calls:
         )
 
     def _arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, by position and by name where the examples have them so."""
+        """Return the arguments, by position and by name as in the examples."""
         signature = inspect.signature(self.module.forward)
         try:
             given = signature.bind(*args, **kwargs)
@@ -537,14 +538,14 @@ class Calls:
 
 
 def _is_same_constant(leaf: Any, constant: Any) -> bool:
-    """Whether what is no tensor is what it was: 1 is not True, -0.0 is not 0.0, and what is not a number is itself."""
+    """True if a value that is not a tensor is unchanged: 1 differs from True, -0.0 from 0.0, and NaN equals NaN."""
     if type(leaf) is not type(constant):
         return False
     return repr(leaf) == repr(constant) if isinstance(leaf, float | complex) else bool(leaf == constant)
 
 
 def _structure(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Hashable:
-    """What graphs are made for: where the tensors are, and what stands elsewhere."""
+    """Return the key of a structure of arguments: the positions of the tensors, and the other values."""
     return repr(spec), tuple(None if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
 
 
@@ -552,14 +553,14 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
     if model is None:
         return None
     loaded = load(model)
-    # What the exporter made lies in cycles, and would hold the copies of the weights until these are collected.
+    # The exporter's objects form cycles, which would keep copies of the weights until they are collected.
     forget_values(model.graph, state)
     forget_values(loaded.graph, state)
     return loaded
 
 
 def _fingerprint(model: ir.Model) -> list[Any]:
-    """What a model computes: its nodes, with the values between them, and its constants."""
+    """Return the computation of a model for comparison: nodes, value names and constants."""
     graph = model.graph
     constants = {name: value.const_value for name, value in graph.initializers.items()}
     return [
@@ -570,7 +571,7 @@ def _fingerprint(model: ir.Model) -> list[Any]:
 
 
 def _without_origin(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node without what is noted of the code that it comes from, in place: who called that is noted, too."""
+    """Remove the record of a node's source code, in place: it depends on the caller."""
     node.ClearField("metadata_props")
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -579,7 +580,7 @@ def _without_origin(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _contents(exported: ExportedModule) -> list[Any]:
-    """What an export is compared by: all of it but counts of batches as they stand."""
+    """Return everything that exports are compared by, without the current batch counts."""
     models = [exported.model, *([] if exported.inference is None else [exported.inference])]
     rest = {field.name: repr(getattr(exported, field.name)) for field in fields(exported)}
     del rest["model"], rest["inference"], rest["constants"]
@@ -587,7 +588,7 @@ def _contents(exported: ExportedModule) -> list[Any]:
 
 
 def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a part of a parameter: its module would have put the whole of it together, had PyTorch called that."""
+    """Refuse a sharded parameter: PyTorch would gather it when it calls the submodule, but a graph does not call submodules."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
         raise ConfigurationError(
@@ -597,14 +598,14 @@ def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
 
 
 def _first_parameter(module: torch.nn.Module) -> _Entry | None:
-    """The first parameter that is floating-point, or else the first, whose dtype and device are the module's."""
+    """Return the first floating-point parameter, or else the first; its dtype and device stand for the module's."""
     names = (name for name, parameter in module.named_parameters() if parameter.is_floating_point())
     name = next(names, None) or next((name for name, _ in module.named_parameters()), None)
     return None if name is None else _Entry.of(module, name)
 
 
 def _positions(structure: Structure, data: Sequence[str]) -> list[int] | None:
-    """The positions of a graph's inputs among arguments that are all tensors given by position; None where they are not."""
+    """Return the positions of a graph's inputs among the arguments; None if not all arguments are tensors given by position."""
     args, kwargs = pytree.tree_unflatten(list(structure.names), structure.spec)
     if kwargs or not all(isinstance(name, str) for name in args) or set(args) != set(data):
         return None
@@ -612,14 +613,14 @@ def _positions(structure: Structure, data: Sequence[str]) -> list[int] | None:
 
 
 def _converted(leaf: Any, dtype: torch.dtype | None) -> Any:
-    """An example in the dtype that the module has by now."""
+    """Return an example in the module's current dtype."""
     is_other = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None and dtype.is_floating_point
     return leaf.to(dtype) if is_other and leaf.dtype != dtype else leaf
 
 
 @contextlib.contextmanager
 def _modes_set(module: torch.nn.Module, modes: Modes | None) -> Iterator[None]:
-    """The module in the modes that it is exported in: all in training, or as they are, and the module itself in training."""
+    """Set the modes for an export: everything in training, or the given modes with the module itself in training."""
     before = [(part, part.training) for part in module.modules()]
     try:
         if modes is None:

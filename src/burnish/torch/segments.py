@@ -1,4 +1,4 @@
-"""A part of a graph that Dynamo captured, as a graph of burnish's."""
+"""A part of a graph captured by Dynamo, as a burnish graph."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ VIEWS = frozenset("chunk detach expand flatten getitem permute reshape select sp
 
 
 class Segment(torch.nn.Module):
-    """Nodes of a captured graph that burnish computes: called with what they read, it returns what others read of them.
+    """Nodes of a captured graph that burnish computes, as a module from the values they read to the values that others read.
 
     Args:
         nodes: consecutive nodes of a captured graph.
-        engine: what runs them.
-        parameters: the placeholders of the graph that are parameters.
-        verify: whether the graph is compared with what the nodes compute.
+        engine: the engine that runs them.
+        parameters: placeholders of the graph that are parameters.
+        verify: True to compare the graph with the nodes.
 
     Raises:
-        BurnishError: burnish cannot compute or differentiate an operator, or computes something else.
+        BurnishError: burnish cannot compute or differentiate an operator, or its results differ.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], engine: TorchEngine, parameters: frozenset[fx.Node], verify: bool = True):
@@ -67,7 +67,7 @@ class Segment(torch.nn.Module):
         self.bound(None).check_gradients()
 
     def bound(self, precision: str | None) -> BoundGraph:
-        """The graph in a precision; in that of its tensors where nothing in it is a product, which autocast would be for."""
+        """Return the graph in a precision; without products for autocast to narrow, the graph in the precision of its tensors."""
         if precision not in self._graphs:
             variance = RunningVariance(self._exported.running_variance)
             held = self._exported.held_rows
@@ -92,14 +92,14 @@ class Segment(torch.nn.Module):
 
 
 class _Extracted:
-    """Nodes as a module of their own, to be exported.
+    """Nodes as a separate module, for export.
 
     Attributes:
-        module: computes the nodes; parameters and running statistics that they read are its own.
-        state: the position of each of these among what the nodes read, and its name in the module.
-        data: the positions of the other tensors: the inputs.
-        examples: of the inputs.
-        dynamic_shapes: the extents of these that Dynamo leaves open.
+        module: a module that computes the nodes and owns the parameters and running statistics they read.
+        state: position of each of these among the values read, and its name in the module.
+        data: positions of the other tensors, the inputs.
+        examples: examples of the inputs.
+        dynamic_shapes: extents of the inputs that Dynamo leaves open.
     """
 
     def __init__(
@@ -138,28 +138,28 @@ class _Extracted:
         graph.output(tuple(copies[node] for node in gives))
         graph.lint()
         compiled = fx.GraphModule(root, graph)
-        # A module like any other: torch.export has ways of its own with those of torch.fx.
+        # A plain module, because torch.export treats modules of torch.fx specially.
         self.module = type("Segment", (torch.nn.Module,), {"forward": type(compiled).forward})()
         self.module.__dict__.update({name: value for name, value in compiled.__dict__.items() if name in self.module.__dict__})
         self.dynamic_shapes = tuple(shapes)
 
 
 def example_of(node: fx.Node) -> Any:
-    """What Dynamo noted of a node: a tensor without elements, or a number."""
+    """Return Dynamo's example of a node: a tensor without elements, or a number."""
     return node.meta.get("example_value")
 
 
 def _stand_in(example: Any) -> torch.Tensor:
-    """A tensor of the shape that Dynamo saw."""
+    """Return a tensor of the shape that Dynamo saw."""
     shape = [extent.node.hint if isinstance(extent, torch.SymInt) else extent for extent in example.shape]
     return torch.ones(shape, dtype=example.dtype, device=example.device)
 
 
 def _extent(graph: fx.Graph, number: fx.Node, tensors: Sequence[fx.Node], copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A number that is read from outside, as the extent of a tensor that is read too.
+    """Emit a number read from outside as the extent of a tensor that is also read.
 
     Raises:
-        UnsupportedOperatorError: it is none.
+        UnsupportedOperatorError: the number is not such an extent.
     """
     value = example_of(number)
     for tensor in tensors if isinstance(value, torch.SymInt) else ():
@@ -183,7 +183,7 @@ def _register(root: torch.nn.Module, name: str, tensor: torch.Tensor, is_paramet
 
 
 def _statistics(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """The running statistics that nodes read, with names that tell which layer they are of."""
+    """Return the running statistics that nodes read, with names that identify their layers."""
     names: dict[fx.Node, str] = {}
     for node in nodes:
         if node.target is functional.batch_norm:
@@ -195,22 +195,22 @@ def _statistics(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
 
 
 def _read_by(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """What nodes read of others, tensors first."""
+    """Return the other nodes that these nodes read."""
     inside = set(nodes)
     return list(dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in inside))
 
 
 def _read_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes that others read."""
+    """Return the nodes that others read."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
 
 
 def _refuse_complex(boundary: Iterable[fx.Node]) -> None:
-    """Refuse complex numbers that others compute or read: in a graph they are pairs of real ones.
+    """Refuse complex numbers at the boundary: inside a graph they are pairs of real numbers.
 
     Raises:
-        UnsupportedOperatorError: there are such.
+        UnsupportedOperatorError: there are complex numbers.
     """
     for node in boundary:
         example = example_of(node)
@@ -219,7 +219,7 @@ def _refuse_complex(boundary: Iterable[fx.Node]) -> None:
 
 
 def writes_outside(node: fx.Node, nodes: set[fx.Node]) -> bool:
-    """Whether a node writes over a tensor that is not of ``nodes``."""
+    """True if a node overwrites a tensor that does not belong to ``nodes``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     in_place |= node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None or node.target is operator.setitem

@@ -1,8 +1,8 @@
-"""A module beside its graph: both are run on the examples and on others, and what they return and their gradients are compared.
+"""Comparison of a module with its graph: results and gradients of both, on the examples and on other inputs.
 
-The exporter's translations, PyTorch's trace and burnish's own rules may each be wrong, and none of them says so. Dropout is left
-out on both sides, as each draws on its own; where something else draws, only what does not depend on that is compared. The module
-is left as it is: buffers, attributes, and generators of random numbers.
+The exporter's translations, PyTorch's trace and burnish's own rules may each be wrong without an error. Dropout is off on both
+sides, because each draws separately; outputs that depend on other random draws are not compared. The module stays unchanged:
+buffers, attributes and random generators.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ aten = torch.ops.aten
 DRAWS = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 
 TOLERANCES = {torch.float64: (1e-5, 1e-7), torch.float32: (1e-3, 1e-5), torch.bfloat16: (0.1, 1e-2), torch.float16: (0.05, 1e-3)}
-"""How much of the greatest value results may differ by, and how far a point is moved to see whether it is singular."""
+"""Allowed difference as a share of the greatest value, and the distance to a nearby point that shows singularity."""
 
 SINGULAR = 10.0
-"""A difference counts where it is more than so many times the one that the least move of the point makes."""
+"""A difference counts if it exceeds this many times the change caused by moving to a nearby point."""
 
 NO_DROPOUT = "burnish/no_dropout"
 
@@ -54,22 +54,22 @@ def verify_export(
     *,
     called: bool = False,
 ) -> dict[bool, BoundGraph]:
-    """Compare a module with what it was exported to, in training and in evaluation.
+    """Compare a module with its export, in training and in evaluation.
 
     Args:
         module: the module.
-        exported: its export, as ``export_module`` returns it, or with models that are canonical and without values of state.
+        exported: its export, from ``export_module``, or with canonical models without values of state.
         args, kwargs, dynamic_shapes: the examples and the open axes of the export.
-        engine: what runs the graphs.
-        called: as ``export_module`` has it.
+        engine: the engine that runs the graphs.
+        called: as in ``export_module``.
 
     Returns:
-        The graphs of modes in which nothing is dropped, as ``bind_export`` makes them: they need not be made again.
+        The graphs of modes without dropout, as from ``bind_export``, to avoid making them again.
 
     Raises:
-        UnsupportedOperatorError: they differ: the message says in what, and names the first node or part that does.
+        UnsupportedOperatorError: results differ; the message names the result and the first node or part that differs.
     """
-    # The batch of the examples is open only if the module takes several samples.
+    # The batch axis can be open only if the module takes several samples.
     examples = [with_several_samples(args, kwargs)] if dynamic_shapes is None else []
     state = (*exported.parameters, *exported.buffers)
     models = [_without_values(model, state) for model in (exported.model, exported.inference)]
@@ -89,7 +89,7 @@ def _point(module: torch.nn.Module, exported: ExportedModule, args: tuple[Any, .
 
 
 class Point(NamedTuple):
-    """What a module is compared at: its arguments as leaves, and its parameters and buffers."""
+    """The values at which a module is compared: its arguments as leaves, and its parameters and buffers."""
 
     leaves: list[Any]
     state: dict[str, torch.Tensor]
@@ -101,7 +101,7 @@ class Point(NamedTuple):
         return cls(list(leaves), {**dict(module.named_parameters()), **dict(module.named_buffers()), **attributes})
 
     def moved(self, seed: int) -> Point:
-        """A point next to this one."""
+        """Return a nearby point."""
         generator = torch.Generator().manual_seed(seed)
 
         def beside(value: Any, is_state: bool = False) -> Any:
@@ -121,12 +121,12 @@ class Point(NamedTuple):
 
 @dataclass
 class Results:
-    """What a call computes.
+    """The results of a call.
 
     Attributes:
-        forward: what it returns, and what it leaves in inputs and buffers; by what each is called in a message.
-        gradients: of inputs and parameters; None where they could not be computed.
-        structure: of what it returns.
+        forward: returned values, and values left in inputs and buffers, by their name in messages.
+        gradients: gradients of inputs and parameters; None if they could not be computed.
+        structure: structure of the returned value.
     """
 
     forward: dict[str, torch.Tensor]
@@ -135,7 +135,7 @@ class Results:
 
 
 class _Verification:
-    """A module and its graphs, which are compared at points."""
+    """A module and its graphs, to compare at points."""
 
     def __init__(self, module: torch.nn.Module, exported: ExportedModule, engine: TorchEngine, called: bool, shapes: Any):
         self.module = module
@@ -148,7 +148,7 @@ class _Verification:
         self.usual_alone = True
 
     def run(self, examples: Sequence[Point], others: bool = True) -> dict[bool, BoundGraph]:
-        """Compare in each mode; return the graphs, by the mode that they were made for."""
+        """Compare in each mode; return the graphs by their mode."""
         graphs: dict[bool, BoundGraph] = {}
         for training in (True, False):
             if training in self.exported.failed:
@@ -169,17 +169,17 @@ class _Verification:
 
     @property
     def _is_one_graph(self) -> bool:
-        """Whether evaluation has the graph of training, now that nothing is dropped."""
+        """True if evaluation uses the same graph as training once dropout is off."""
         return self.exported.inference is None and set(self.exported.norm_policies.values()) <= {"frozen"}
 
     def _goes_another_way(self, point: Point, training: bool) -> bool:
-        """Whether ``forward`` may go another way for the extents of a point, for which a call has a graph of its own."""
+        """True if ``forward`` may branch on the extents of a point; a call then has a separate graph for them."""
         extents = self.exported.extents if training else self.exported.extents_in_evaluation
         named = zip(self.exported.inputs.names, point.leaves, strict=True)
         return self.called and bool(extents.doubtful({name: leaf.shape for name, leaf in named if name is not None}))
 
     def _compare(self, graph: BoundGraph, training: bool, points: Iterable[Point]) -> None:
-        """Compare at the first of some points that both the module and the graph can be called at."""
+        """Compare at the first point at which both the module and the graph can be called."""
         for point in points:
             wanted = self.called_at(point, training)
             if wanted is None:
@@ -201,7 +201,7 @@ class _Verification:
         return self.exported.model if training or self.exported.inference is None else self.exported.inference
 
     def called_at(self, point: Point, training: bool) -> Results | None:
-        """What the module computes; None where PyTorch cannot call it."""
+        """Return the module's results; None if PyTorch cannot call it."""
         bases, leaves = _leaves_of(point)
         args, kwargs = pytree.tree_unflatten(leaves, self.exported.inputs.spec)
         leaf_state = _state_of(point)
@@ -238,7 +238,7 @@ class _Verification:
         )
 
     def _computed(self, graph: BoundGraph, point: Point, training: bool, wanted: Results) -> Results | None:
-        """What the graph computes; None where it cannot, which a call says."""
+        """Return the graph's results; None if it cannot run, which a later call reports."""
         structure = self.exported.inputs
         outputs = self.exported.outputs if training else self.exported.outputs_in_evaluation
         if wanted.structure != outputs.spec:
@@ -313,7 +313,7 @@ class _Verification:
         )
 
     def _where(self, point: Point, training: bool) -> str:
-        """The first node whose value differs, or that PyTorch's trace of the module is what differs, in words."""
+        """Describe the first node whose value differs, or report that PyTorch's trace itself differs."""
         try:
             _, leaves = _leaves_of(point)
             args, kwargs = pytree.tree_unflatten([_detached(leaf) for leaf in leaves], self.exported.inputs.spec)
@@ -328,7 +328,7 @@ class _Verification:
 def check_extents(
     module: torch.nn.Module, exported: ExportedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> None:
-    """Call a module with the arguments of a call, which have extents that are new; it is left as it is.
+    """Call a module with arguments of new extents, leaving it unchanged.
 
     Raises:
         InputError: PyTorch cannot call it with them.
@@ -359,7 +359,7 @@ def computes_the_same(
     training: bool,
     engine: TorchEngine,
 ) -> bool:
-    """Whether the graph of a mode computes what a module does, on the arguments of a call."""
+    """True if the graph of a mode gives the module's results on the arguments of a call."""
     model, inference = map(_without_dropout, (exported.model, exported.inference))
     assert model is not None
     failed = {not training: UnsupportedOperatorError("the other mode is not compared")}
@@ -377,20 +377,20 @@ def computes_the_same(
 def verify_segment(
     module: torch.nn.Module, exported: ExportedModule, model: ir.Model, examples: Sequence[torch.Tensor], engine: TorchEngine
 ) -> BoundGraph | None:
-    """Compare a part of a captured graph, in training, on random inputs that it can be called with.
+    """Compare a part of a captured graph, in training, on random inputs that it accepts.
 
     Args:
-        module: computes the part; holds the parameters that it reads.
+        module: a module that computes the part and holds its parameters.
         exported: its export.
-        model: of it, canonical and without values of state.
-        examples: of its inputs; their values do not matter.
-        engine: what runs the graph.
+        model: the export's model, canonical and without values of state.
+        examples: examples of its inputs; their values do not matter.
+        engine: the engine that runs the graph.
 
     Returns:
-        The graph, if nothing is dropped in it: it need not be made again.
+        The graph if it has no dropout, to avoid making it again.
 
     Raises:
-        UnsupportedOperatorError: they differ.
+        UnsupportedOperatorError: results differ.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -417,18 +417,18 @@ def verify_segment(
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Gradients of its own, whatever is recorded around it."""
+    """Enable gradients, isolated from whatever is recorded outside."""
     with torch.inference_mode(False), torch.enable_grad(), all_autocast_off(), saved_apart():
         yield
 
 
 def saved_apart() -> AbstractContextManager[object]:
-    """The context in which nothing around sees what is saved for backward passes: a checkpoint counts it."""
+    """Hide tensors saved for backward passes from the surrounding code: a checkpoint would count them."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor.detach(), tensor._version), _unchanged)
 
 
 def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
-    """What was saved, unless it was written over: autograd itself does not look where there are hooks."""
+    """Return a saved tensor unless it was overwritten: autograd does not check that if there are hooks."""
     tensor, version = saved
     if tensor._version != version:
         raise RuntimeError("what a backward pass reads was written over")
@@ -436,7 +436,7 @@ def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
 
 
 class _NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dropout of PyTorch's own draws the mean of what it draws, which leaves everything as it is."""
+    """Make PyTorch's dropout draw the mean of its distribution, so that it drops nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func == aten.bernoulli_.float:
@@ -449,7 +449,7 @@ class _NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | None:
-    """A canonical model whose state has no values; the model is left as it is."""
+    """Return a canonical model without values of state; the original is unchanged."""
     if model is None:
         return None
     names = set(state)
@@ -462,7 +462,7 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
 
 
 def _without_dropout(model: ir.Model | None) -> ir.Model | None:
-    """A copy of a model in which dropout drops nothing; that which drops everything stays. A model without any is itself."""
+    """Return a copy of a model with dropout off, except dropout of everything; a model without dropout is returned as it is."""
     if model is None or not any(map(_drops, model.graph.all_nodes())):
         return model
     model = model.clone()
@@ -484,7 +484,7 @@ def _drops(node: ir.Node) -> bool:
 
 
 def _drawn(graph: ir.Graph) -> set[str] | None:
-    """The outputs that depend on what is drawn, by name; None for all."""
+    """Return the names of the outputs that depend on random draws; None for all."""
     nodes = list(graph)
     drawing = [node for node in nodes if node.op_type in DRAWS]
     inside = [node for node in graph.all_nodes() if node.op_type in DRAWS]
@@ -498,7 +498,7 @@ def _drawn(graph: ir.Graph) -> set[str] | None:
 
 
 def _leaves_of(point: Point) -> tuple[list[Any], list[Any]]:
-    """The leaves to differentiate by, and what a call is given: copies of them, which it may write over."""
+    """Return the leaves to differentiate by, and copies of them for a call, which may overwrite its inputs."""
     bases = []
     for leaf in point.leaves:
         if isinstance(leaf, torch.Tensor):
@@ -509,7 +509,7 @@ def _leaves_of(point: Point) -> tuple[list[Any], list[Any]]:
 
 
 def _state_of(point: Point) -> dict[str, torch.Tensor]:
-    """Parameters, and copies of buffers, which a call may write to."""
+    """Return the parameters, and copies of the buffers, which a call may write to."""
     return {
         name: tensor.detach().requires_grad_() if tensor.requires_grad and not tensor.is_inference() else _copied(tensor)
         for name, tensor in point.state.items()
@@ -536,7 +536,7 @@ def _cotangent(output: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _differences(found: Results, wanted: Results, drawn: set[str] | None) -> dict[str, float]:
-    """What differs by more than its dtype allows, and by how much of the greatest value."""
+    """Return the results that differ by more than their dtype allows, and the difference as a share of the greatest value."""
     if found.structure != wanted.structure:
         return {"the structure of what it returns": math.inf}
     depending = None if drawn is None else {f"the output '{name}'" for name in drawn}
@@ -564,7 +564,7 @@ def _greatest(values: Iterable[torch.Tensor | None]) -> float:
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor, least: float, shapes_alone: bool) -> float:
-    """By how much of the greatest value two tensors differ; 0 where that is no more than rounding."""
+    """Return the difference of two tensors as a share of the greatest value; 0 if it is only rounding."""
     found, wanted = found.detach(), wanted.detach()
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return math.inf
@@ -586,7 +586,7 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor, least: float, shapes_
 
 
 def _moved_by(wanted: Results, other: Results, label: str) -> float:
-    """How much a result changes where a point is moved."""
+    """Return how much a result changes at a nearby point."""
     is_gradient = label.startswith("the gradient")
     mine, theirs = ((each.gradients or {}) if is_gradient else each.forward for each in (wanted, other))
     value, moved = mine.get(label), theirs.get(label)
@@ -601,7 +601,7 @@ def _moved_by(wanted: Results, other: Results, label: str) -> float:
 
 
 def _others(exported: ExportedModule, example: Point) -> Iterator[Point]:
-    """Points of other extents and values; each is to be tried where the one before cannot be called."""
+    """Yield points with other extents and values; each is a fallback for the one before it."""
     shapes = {value.name: value.shape for value in exported.model.graph.inputs if value.shape is not None}
     named = [
         (index, list(shapes.get(name) or ())[: leaf.dim()], leaf)
@@ -640,7 +640,7 @@ def _extent(size: int | ir.SymbolicDim, names: Mapping[str, int], present: int) 
 
 
 def _other_values(leaf: torch.Tensor, extents: Sequence[int], generator: torch.Generator, mix: bool) -> torch.Tensor:
-    """A tensor of other extents, with values between those of another: in the range, and of the kind, that they have."""
+    """Return a tensor of other extents, with values in the range and of the kind of the original."""
     value = leaf.detach()
     is_offsets = (
         value.dim() == 1 and not value.is_floating_point() and not value.is_complex() and bool((value[1:] >= value[:-1]).all())
@@ -670,7 +670,7 @@ def _shuffled(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _first_difference(
     model: ir.Model, values: Mapping[str, Any], places: Mapping[str, str], inputs: Mapping[str, torch.Tensor], engine: TorchEngine
 ) -> str:
-    """Where a model without normalization by batches and without dropout first differs from what PyTorch computes, in words."""
+    """Describe the first place at which a model (without batch statistics and dropout) differs from PyTorch."""
     known = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     graph = model.graph
     present = {value.name for value in graph.outputs}

@@ -1,4 +1,4 @@
-"""A PyTorch module whose forward and backward are graphs that burnish's engine runs; all else of it stays as it is."""
+"""A PyTorch module whose forward and backward passes are graphs run by burnish's engine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from burnish.torch.differentiable import laid_out
 from burnish.torch.module_graphs import Calls, ModuleGraphs
 
 HELD = "_burnish_calls"
-"""The slot in which a wrapped module holds what calls its graphs, apart from the attributes that it shares."""
+"""Slot of a wrapped module for its graph calls, separate from the attributes that it shares."""
 
 REPLACED = "_burnish_forward"
-"""The slot of what was assigned to ``forward`` of a wrapped module, as accelerate does: the module that it shares attributes with
-would be called by it too. None where nothing was."""
+"""Slot for a ``forward`` assigned to a wrapped module, as accelerate does; None without one. An ordinary attribute would also
+change the original module.
+"""
 
 
 def wrap(
@@ -37,48 +38,47 @@ def wrap(
     verify: bool = True,
     engine: TorchEngine | None = None,
 ) -> torch.nn.Module:
-    """Return a module that computes by burnish's graphs, and that is in all else the module.
+    """Return a module that computes with burnish's graphs and otherwise behaves like the original.
 
-    What is returned is of a class derived from the module's, and shares all its attributes: parameters and buffers are the same
-    objects, and ``train()`` and ``eval()`` of the one are those of the other. Its ``forward`` is one function to autograd.
-    PyTorch's optimizers, losses and schedulers, clipping, ``DistributedDataParallel``, and hooks of the module as a whole and of
-    its parameters do with it what they do with any module.
+    The result's class derives from the module's class and shares all attributes: parameters and buffers are the same objects, and
+    ``train()`` and ``eval()`` affect both. Autograd sees ``forward`` as one function. PyTorch's optimizers, losses and
+    schedulers, clipping, ``DistributedDataParallel``, and hooks of the module itself and of its parameters work as with any
+    module.
 
-    - A module is exported when it is wrapped, and again where some of its submodules change their mode alone, where its dtype
-      changes, or where submodules are replaced.
-    - Batch normalization writes to the module's running statistics and counts batches. What else ``forward`` writes to buffers is
-      written there. Dropout draws from PyTorch's generator.
-    - Kernels of convolutions get their channels last in memory, as by ``module.to(memory_format=torch.channels_last)``; so do
-      images that ``forward`` returns.
+    - A module is exported when it is wrapped, and again if only some submodules change mode, its dtype changes, or submodules are
+      replaced.
+    - Batch normalization writes to the module's running statistics and counts batches; other writes to buffers in ``forward``
+      happen too. Dropout draws from PyTorch's generator.
+    - Convolution kernels, and images that ``forward`` returns, get channels last in memory, as with
+      ``module.to(memory_format=torch.channels_last)``.
     - Under ``torch.autocast`` products are computed in its dtype; outputs keep theirs.
-    - Only gradients of what requires them are computed, and they can be differentiated again.
-    - Submodules are not called: what their hooks did while the module was exported is in the graph, and nothing else of them.
+    - Only required gradients are computed, and they can be differentiated again.
+    - Submodules are not called: the graph contains the effect that their hooks had during the export, and nothing else of them.
 
     Args:
         module: the module.
-        example_inputs: what ``forward`` is called with: a tuple or list of its arguments, a dictionary of those by name, or the
-            only one. Calls have arguments of the same structure; what is no tensor in them has the same value.
-        dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
-            that have as many samples there as the first input.
-        partial: let burnish compute what it can, and PyTorch the rest: operators of others, functions with a backward of their
-            own, control flow that depends on data. ``torch.compile(backend="burnish")`` captures the module then, when it is
-            called, and ``burnish.torch.explain`` reports what runs where. ``dynamic_shapes`` has no part in that.
-        verify: compare each graph with the module when it is made, on the examples and on others: what both return, and their
-            gradients. False skips that.
-        engine: what runs it; by default ``TorchEngine()``.
+        example_inputs: arguments of ``forward``: a tuple or list, a dictionary by name, or a single argument. Calls have
+            arguments of the same structure, with equal values for anything that is not a tensor.
+        dynamic_shapes: open axes of the inputs, as in ``torch.export.export``. None opens the first axis of all inputs that have
+            as many samples as the first input.
+        partial: True to let burnish compute the parts it can, and PyTorch the others: custom operators, custom backward
+            functions, data-dependent control flow. ``torch.compile(backend="burnish")`` then captures the module at its first
+            call, and ``burnish.torch.explain`` reports what runs where. ``dynamic_shapes`` is not used in this case.
+        verify: True to compare results and gradients of each new graph with the module, on the examples and on other inputs.
+        engine: the engine that runs the graphs; by default ``TorchEngine()``.
 
     Warns:
         HooksWarning: a submodule has hooks.
-        AttributesWarning: ``forward`` sets attributes of the module, which its graph does not.
+        AttributesWarning: ``forward`` sets attributes of the module, but its graph does not.
 
     Raises:
-        UnsupportedOperatorError: the module cannot be exported, or its graph computes something else: the line and the part are
-            named.
-        GradientError: at a call: an operator between what requires a gradient and an output has none.
-        ConfigurationError: the module is wrapped already, or has a ``forward`` of its own that is not its class's; at a call:
-            arguments of another structure or dtype.
-        InputError: at a call: one value for each channel of a batch normalization in training; or arguments of too many extents
-            that the module has a graph each for.
+        UnsupportedOperatorError: the module cannot be exported, or its graph gives other results; the message names line and
+            part.
+        GradientError: at a call: an operator between an input that requires a gradient and an output has none.
+        ConfigurationError: the module is already wrapped, or its ``forward`` is not its class's; at a call: arguments of another
+            structure or dtype.
+        InputError: at a call: batch normalization in training has only one value per channel; or the arguments need graphs for
+            too many extents.
     """
     cls = type(module)
     if hasattr(cls, HELD):
@@ -101,9 +101,9 @@ def wrap(
 
 
 def _kernels(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The kernels of two-dimensional convolutions that nothing but PyTorch's own ``forward`` reads.
+    """Return the kernels of two-dimensional convolutions that only PyTorch's own ``forward`` reads.
 
-    Other code may take views of a parameter that its memory has to lie in order for, as layers do that standardize their weight.
+    Other code, such as layers with standardized weights, may take views of a parameter that need its original memory order.
     """
     layers = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     read_by = {layer.forward for layer in layers}
@@ -126,7 +126,7 @@ def _calls(
 
 
 def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.nn.Module:
-    """A module with the attributes of another, whose forward goes through the calls."""
+    """Return a module that shares another's attributes and whose forward goes through the calls."""
     wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, HELD, calls)
@@ -135,10 +135,10 @@ def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.n
 
 
 def unwrap(wrapped: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that was wrapped, which PyTorch computes: with the same parameters, buffers and mode.
+    """Return the original of a wrapped module, which PyTorch runs, with the same parameters, buffers and mode.
 
     Raises:
-        ConfigurationError: it is not wrapped.
+        ConfigurationError: the module is not wrapped.
     """
     calls = getattr(wrapped, HELD, None)
     if calls is None:
@@ -151,12 +151,12 @@ _classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
 
 
 def _wrapped_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The class of wrapped modules of a class, the same at each call."""
+    """Return the class of wrapped modules of a class, the same for each call."""
     return _classes.get(cls) or _classes.setdefault(cls, _derived(cls))
 
 
 class _Forward:
-    """``forward`` of a wrapped module: calls the graphs, until something else is assigned to it."""
+    """``forward`` of a wrapped module: calls the graphs unless another function is assigned."""
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
@@ -176,9 +176,9 @@ class _Forward:
 
 
 def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """A class whose ``forward`` calls the graphs; what does is in a slot, and not among the attributes that are shared.
+    """Return a class whose ``forward`` calls the graphs, which are in a slot instead of a shared attribute.
 
-    It has the name of the other: transformers choose losses by it, and write it beside the weights.
+    It has the name of the original class: transformers chooses losses by the name, and saves it with the weights.
     """
 
     @functools.wraps(cls.forward)
@@ -187,7 +187,7 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
             return cls.forward(self, *args, **kwargs)
         return getattr(self, HELD).call(args, kwargs)
 
-    # What goes by ``__wrapped__`` to the function below decorators, as accelerate does, is to end here.
+    # Code that follows ``__wrapped__`` to undecorated functions, such as accelerate, must stop here.
     del forward.__wrapped__
     forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
 
@@ -218,5 +218,5 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 def _wrap_again(module: torch.nn.Module, *settings: Any) -> torch.nn.Module:
-    """What a pickled module is made of again; there is nothing of a graph in a pickle."""
+    """Rebuild a pickled module; a pickle holds no graphs."""
     return _with_calls(module, _calls(module, *settings))
