@@ -37,7 +37,6 @@ def select_layers(nodes: Sequence[ir.Node], patterns: Patterns, option: str, kin
 
 
 def listed_layers(nodes: Sequence[ir.Node]) -> str:
-    """Return the names of layers as a phrase."""
     shown = ", ".join(f"'{layer_name(node)}'" for node in nodes[:SHOWN]) or "none"
     return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
 

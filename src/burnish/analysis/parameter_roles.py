@@ -187,7 +187,6 @@ class _Walk:
         return meetings
 
     def _behind(self, node: ir.Node, index: int, origin: _Origin) -> _Origin:
-        """Return the relation of a node's outputs to a parameter that it reads as this input."""
         lost = replace(origin, axes=None, reshaped=None)
         value = node.inputs[index] if index >= 0 else None
         shape, following = (None if each is None else static_shape(each) for each in (value, node.outputs[0]))
@@ -233,7 +232,6 @@ def _operands(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
 
 
 def _reshaped(origin: _Origin, shape: tuple[int, ...], following: tuple[int, ...]) -> _Origin:
-    """Return the origin of a value after a Reshape from one shape to another."""
     if origin.axes is None:
         if origin.reshaped is not None and origin.reshaped[0] == following:
             return replace(origin, axes=origin.reshaped[1], reshaped=None)

@@ -43,7 +43,6 @@ class ExtentRule:
 
     @property
     def reason(self) -> str:
-        """The requirement of the layer, and its cause."""
         if self.maximum:
             return (
                 f"the teacher of the loss '{self.layer}' takes {self.maximum} at a time, and cannot be opened for more: "
@@ -61,7 +60,6 @@ class ExtentRule:
 
     @property
     def remedy(self) -> str:
-        """A remedy besides another extent."""
         if self.maximum:
             return (
                 "export the teacher with an open batch, or compute its logits before (teacher_logits in the data, without a "
@@ -121,7 +119,6 @@ def computes_statistics(node: ir.Node) -> bool:
 
 
 def _depends_on(value: ir.Value | None, source: ir.Value | None) -> bool:
-    """True if a value is, or is computed from, another one."""
     seen: set[ir.Value] = set()
     pending = [value]
     while pending:

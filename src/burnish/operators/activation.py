@@ -198,7 +198,7 @@ def swish(op: Operation, dy: Tensor) -> Tensor:
 
 
 def gated_product(op: Operation) -> Tensor | None:
-    """Emit x * sigmoid(x) as one operator, for a product that exporters write for SiLU; None for any other product."""
+    """Replace x * sigmoid(x), as exporters write SiLU, by one operator; None for any other product."""
     one, other = op.required(0), op.required(1)
     for x, gate in ((one, other), (other, one)):
         maker = gate.value.producer()
@@ -232,7 +232,7 @@ def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | No
 
 
 def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
-    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). The result is all for x."""
+    """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)); y and s get no gradient."""
     dy, x, y, gate = (op.required(index) for index in range(4))
     by_dy = SILU_GRAD(v, x, y, gate) if op.wants(0) else None
     by_x = v * dy * (gate * (1 - gate) * (x * (1 - gate * 2) + 2)) if op.wants(1) else None

@@ -127,7 +127,6 @@ def _bias(op: Operation, q: Tensor, k: Tensor, past_key: Tensor | None) -> tuple
 
 
 def _of_all_keys(op: Operation, mask: Tensor, k: Tensor, keys: Tensor) -> Tensor:
-    """Extend a mask to all keys."""
     builder = op.builder
     if (operator_version("Attention", builder.opset) or 0) < PADDED_MASKS:
         return mask

@@ -58,17 +58,11 @@ class Untold(Exception):
 class Following(Protocol):
     """The analysis that a node with bodies calls on them."""
 
-    def layout(self, value: ir.Value) -> Layout:
-        """Return the layout of a value."""
-        ...
+    def layout(self, value: ir.Value) -> Layout: ...
 
-    def assume(self, value: ir.Value, layout: Layout) -> None:
-        """Set the layout of an input of a body."""
-        ...
+    def assume(self, value: ir.Value, layout: Layout) -> None: ...
 
-    def follow(self, graph: ir.Graph) -> None:
-        """Compute the layouts of all values of a body."""
-        ...
+    def follow(self, graph: ir.Graph) -> None: ...
 
     def key(self, node: ir.Node) -> str:
         """Return a key that is unique to a node."""
@@ -102,7 +96,6 @@ class Call:
 
     @property
     def reason(self) -> str:
-        """The reason for samples lost at this node."""
         return f"{describe_node(self.node)} mixes samples, or puts them where they cannot be told apart"
 
     def has(self, index: int) -> bool:
@@ -179,7 +172,6 @@ class Call:
         return (lost(f"{self.key}:{name}", self.reason),)
 
     def places(self, count: int) -> Axis:
-        """Return an axis of ``count`` places."""
         return () if count == 1 else (count,)
 
     def rest(self, output: int, start: int, rank: int | None = None) -> Axes:
@@ -198,7 +190,6 @@ class Call:
         return tuple(self.lost(f"{output} axis {axis}") for axis in range(start, len(self._declared(output, rank))))
 
     def array(self, index: int) -> np.ndarray | None:
-        """Return an operand if it is a constant."""
         return constant_array(self.node.inputs[index]) if self.has(index) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:

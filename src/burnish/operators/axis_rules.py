@@ -16,8 +16,6 @@ from burnish.operators.extents import Axes, Axis, Kind, Number, Target, axis_of,
 
 
 def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
-    """Return the axes of operands that are broadcast against each other."""
-
     def two(one: Axes, other: Axes) -> Axes:
         rank = max(len(one), len(other))
         padded: list[Axes] = [((),) * (rank - len(axes)) + axes for axes in (one, other)]
@@ -274,7 +272,6 @@ def resized(call: Call) -> Axes:
 
 
 def _kept(call: Call, rank: int) -> set[int]:
-    """Return the axes that do not change."""
     operator = call.node.op_type
     if operator == "DFT":
         transformed = call.integers(2) if call.has(2) else [int(call.attribute("axis", -2))]
@@ -378,7 +375,6 @@ def attention(call: Call) -> Axes:
 
 
 def _picked(call: Call, axes: Sequence[Axis]) -> Axes:
-    """Return the axes of indices that pick among samples."""
     return tuple(axis if is_fixed(axis) else call.lost(f"picked {at}") for at, axis in enumerate(axes))
 
 
@@ -531,7 +527,6 @@ def _stacked(layout: Layout, count: Axis, at: int) -> Layout:
 
 
 def _either(call: Call, one: Layout, other: Layout, name: str, constant: bool) -> Layout:
-    """Return the layout of a value that is one of two."""
     constant = constant and one.is_constant and other.is_constant
     if one.axes is None or other.axes is None or len(one.axes) != len(other.axes):
         return Layout(None, constant, reason=one.reason or other.reason or call.reason)
@@ -552,12 +547,10 @@ def _either_axis(call: Call, one: Axis, other: Axis, name: str) -> Axis:
 
 
 def named_axis(call: Call) -> Axes:
-    """The axis in an attribute, by default the last."""
     return (call.axes()[call.axis(default=-1)],)
 
 
 def following_axes(call: Call) -> Axes:
-    """The axis in an attribute and the ones after it."""
     return call.axes()[call.axis(default=-1) :]
 
 
@@ -575,7 +568,6 @@ def extreme_axes(call: Call) -> Axes:
 
 
 def _is_exponent(node: ir.Node) -> bool:
-    """True if a node computes a difference that is read as an exponent."""
     return node.op_type == "Sub" and any(reader.op_type in _EXPONENTIAL for reader in node.outputs[0].consumers())
 
 
@@ -601,7 +593,6 @@ def time_axis(call: Call) -> Axes:
 
 
 def keys_axis(call: Call) -> Axes:
-    """The axis of the softmax in an attention."""
     return (call.axes(1)[-2],)
 
 

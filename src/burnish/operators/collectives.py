@@ -90,7 +90,6 @@ def _any_rows(operands: Operands) -> list[OutputType]:
 
 
 def _looked_up(operands: Operands) -> list[OutputType]:
-    """One row of each table per index."""
     tensors = _exchanged(operands)
     return [
         OutputType(part.dtype, None if part.shape is None else ir.Shape([indices.dimension(0), *part.shape.dims[1:]]))

@@ -52,7 +52,6 @@ def branch(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ..
 def _reverse_pass(
     op: Operation, name: str, wanted: list[ir.Value], cotangents: tuple[Tensor | None, ...]
 ) -> tuple[Builder, dict[ir.Value, Tensor | None]]:
-    """Differentiate a copy of a branch."""
     body, outputs = copy_of_body(body_of(op, name))
     builder = Builder(body)
     pairs = zip(outputs, cotangents, strict=True)

@@ -123,7 +123,6 @@ def emit_with_bodies(
 
 
 def added_up(pairs: Sequence[tuple[ir.Value, Tensor]]) -> dict[ir.Value, Tensor]:
-    """Return the cotangent of each value; several outputs may be one value."""
     total: dict[ir.Value, Tensor] = {}
     for value, cotangent in pairs:
         total[value] = total[value] + cotangent if value in total else cotangent
@@ -321,7 +320,6 @@ def _shape_at(builder: Builder, shapes: ir.Value, iteration: Tensor, count: Tens
 
 
 def _reads_shapes_alone(value: ir.Value) -> bool:
-    """True if only shapes are read from a value."""
     return all(node.op_type == "Shape" and node.domain == "" for node, _ in value.uses())
 
 
@@ -349,7 +347,6 @@ def _read_shapes(recursion: Recursion, index: int, value: ir.Value, front: Build
 
 
 def _check_kept(recursion: Recursion, index: int) -> None:
-    """Raise GradientError for a state that cannot be stacked."""
     op = recursion.op
     value, following = recursion.inputs(recursion.body.inputs)[0][index], recursion.outputs(recursion.body.outputs)[0][index]
     initial = op.required(recursion.first[0] + index).value
@@ -367,7 +364,6 @@ def _check_kept(recursion: Recursion, index: int) -> None:
 
 
 def _check_is_tensor(recursion: Recursion, index: int) -> None:
-    """Raise GradientError for a state that is a sequence or an optional value."""
     value = recursion.inputs(recursion.body.inputs)[0][index]
     initial = recursion.op.required(recursion.first[0] + index).value
     if not all(each.type is None or isinstance(each.type, ir.TensorType) for each in (value, initial)):
@@ -378,7 +374,6 @@ def _check_is_tensor(recursion: Recursion, index: int) -> None:
 
 
 def _slice(builder: Builder, whole: ir.Value, stack: Stack, iteration: Tensor, count: Tensor, like: ir.Value) -> Tensor:
-    """Emit the slice of an iteration."""
     if stack.backwards:
         iteration = builder.op("Sub", builder.op("Sub", builder.tensor(count.value), 1), iteration)
     return builder.op("Gather", builder.tensor(whole), iteration, axis=stack.axis, like=builder.tensor(like))
@@ -411,7 +406,6 @@ def _input(name: str, value_type: ir.TypeProtocol | None, shape: ir.Shape | None
 
 
 def _kept_shape(value: ir.Value, following: ir.Value) -> ir.Shape | None:
-    """Return the shape of a state if iterations keep it."""
     return value.shape if same_shape(value.shape, following.shape) else None
 
 

@@ -34,7 +34,6 @@ from burnish.operators.windows import Windows
 
 
 def _attributes(op: Operation, windows: Windows) -> dict[str, Any]:
-    """Return the attributes of a Conv node, or of a semantic gradient operator."""
     return {**windows.attributes(), "group": op.attribute("group", 1)}
 
 
@@ -127,14 +126,12 @@ def _bias_gradient(op: Operation, dy: Tensor) -> Tensor | None:
 
 
 def lower_input_gradient(op: Operation) -> Tensor:
-    """``ConvInputGrad(dy, w, x)``."""
     dy, w, x = op.required(0), op.required(1), op.required(2)
     convolution = Convolution(op, dy, x, w)
     return choose(INPUT_FORMS, convolution).build(op.builder, convolution, dy, w, x)
 
 
 def lower_weight_gradient(op: Operation) -> Tensor:
-    """``ConvWeightGrad(dy, x, w)``."""
     dy, x, w = op.required(0), op.required(1), op.required(2)
     convolution = Convolution(op, dy, x, w)
     if not convolution.has_static_channels:
@@ -143,7 +140,6 @@ def lower_weight_gradient(op: Operation) -> Tensor:
 
 
 def weight_forms(convolution: Convolution) -> tuple[Form, ...]:
-    """Return the forms to choose from for a weight gradient with static channels."""
     if convolution.is_pointwise:
         return POINTWISE_WEIGHT_FORMS
     return (*WEIGHT_FORMS, *(DEPTHWISE_WEIGHT_FORMS if convolution.is_depthwise else ()))

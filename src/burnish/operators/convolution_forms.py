@@ -66,7 +66,6 @@ class Convolution:
 
     @property
     def taps(self) -> int:
-        """The number of entries of a channel that a window reads."""
         return prod(self.kernel)
 
     def reach(self, axis: int) -> int:
@@ -184,7 +183,6 @@ NANOSECONDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 def nanoseconds(form: str, work: Mapping[str, float], threads: int = THREADS) -> float:
-    """Return the time of a form for an amount of work, by unit."""
     unit_times = NANOSECONDS[form]
     return sum(unit_times[unit] * amount / (1 if unit in SERIAL else threads) for unit, amount in work.items())
 
@@ -215,7 +213,6 @@ class Form:
     work: Callable[[Convolution, int], Work]
 
     def nanoseconds(self, convolution: Convolution, batch: int) -> float:
-        """Return its time by the cost model."""
         return nanoseconds(self.name, self.work(convolution, batch))
 
 

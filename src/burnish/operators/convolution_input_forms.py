@@ -19,7 +19,6 @@ def _has_unit_strides(convolution: Convolution) -> bool:
 
 
 def _pads(convolution: Convolution) -> tuple[list[int], list[int]]:
-    """Return the pads of the convolution of dy with the reversed weight."""
     axes = range(convolution.rank)
     return [convolution.reach(axis) - convolution.begin[axis] for axis in axes], [
         convolution.reach(axis) - convolution.end[axis] for axis in axes

@@ -46,7 +46,6 @@ def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _repeated(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -> Tensor:
-    """Expand to the extents of the operand along its distinct labels."""
     builder = tensor.builder
     if distinct == labels:
         return builder.op("Expand", tensor, builder.op("Shape", operand), like=operand)
@@ -71,7 +70,6 @@ def _on_diagonals(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -
 
 
 def _identity(operand: Tensor, axis: int) -> Tensor:
-    """Return the identity matrix with the extent of an axis, in the dtype of the operand."""
     builder, size = operand.builder, operand.dimension(axis)
     if size is not None and size <= LARGEST_CONSTANT:
         return builder.constant(np.eye(size, dtype=operand.dtype.numpy()))
@@ -95,7 +93,6 @@ def _parse_equation(op: Operation) -> tuple[list[str], str]:
 
 
 def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
-    """Return the number of operand axes that an ellipsis covers."""
     if "..." not in labels:
         return 0
     rank = op.required(index).rank

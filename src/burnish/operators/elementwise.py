@@ -163,7 +163,6 @@ def _is_power(node: ir.Node | None) -> bool:
 
 
 def _is_from_zero(bound: ir.Node) -> bool:
-    """True if a Clip, or a Max of two operands, has 0 as its lower bound."""
     low = constant_array(bound.inputs[1]) if len(bound.inputs) > 1 and bound.inputs[1] is not None else None
     return low is not None and not low.any()
 

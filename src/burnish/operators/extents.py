@@ -112,7 +112,6 @@ def has(axis: Sequence[int | Factor], kind: Kind) -> bool:
 
 
 def is_fixed(axis: Sequence[int | Factor]) -> bool:
-    """True if the extent is the same for every batch."""
     return not has(axis, Kind.SAMPLES) and not has(axis, Kind.LOST)
 
 
@@ -255,7 +254,6 @@ def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
 
 
 def _between(left: Axis, targets: Sequence[Target], key: str, reason: str) -> list[Axis]:
-    """Return the axes in the middle, which no number determines."""
     if len(targets) == 1:
         return [left]
     if is_fixed(left) and all(target is None or target.is_fixed for target in targets):

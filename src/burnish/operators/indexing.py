@@ -173,7 +173,6 @@ def tensor_scatter(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _number(tensor: Tensor, axis: int) -> Tensor:
-    """Return the extent along ``axis``, an int64 scalar."""
     return tensor.builder.op("Squeeze", extent(tensor, axis), tensor.builder.integers([0]))
 
 
@@ -190,8 +189,6 @@ def _reduced(op: Operation, dy: Tensor, places: Tensor) -> tuple[Tensor | None, 
 
 
 class _Places:
-    """The position of each update in data."""
-
     def __init__(self, places: Tensor, data: Tensor):
         self._places, self._data = places, data
 
@@ -201,11 +198,9 @@ class _Places:
         return tensor.builder.op("Gather", flat, self._places)
 
     def add(self, updates: Tensor) -> Tensor:
-        """Return, for each element of data, the sum of its updates."""
         return add_at_positions(updates, self._places, self._data)
 
     def multiply(self, data: Tensor, updates: Tensor) -> Tensor:
-        """Return each element of data times its updates."""
         builder = data.builder
         flat = (builder.op("Reshape", tensor, builder.integers([-1])) for tensor in (data, self._places, updates))
         return reshape_as(builder.op("ScatterElements", *flat, axis=0, reduction="mul"), data)
@@ -248,7 +243,6 @@ def _adds(op: Operation) -> bool:
 
 
 def _reduces(op: Operation) -> bool:
-    """True if a reduction other than a sum combines data and updates."""
     reduction = op.attribute("reduction", "none")
     if reduction not in ("none", "add", "mul", "max", "min"):
         raise GradientError(

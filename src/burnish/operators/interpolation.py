@@ -40,7 +40,6 @@ class Interpolation:
 
     @property
     def taps(self) -> int:
-        """The number of elements that a value depends on."""
         return int(self.coefficients.shape[1])
 
     @property
@@ -154,7 +153,6 @@ class Reading:
         return self._product(None)
 
     def slopes(self, axis: int) -> Tensor:
-        """Return the derivatives of the weights for the points' coordinates along an axis."""
         return self._product(axis)
 
     def values(self, rows: Tensor) -> Tensor:
@@ -207,7 +205,6 @@ def size_of(tensor: Tensor, axis: int) -> int | Tensor:
 
 
 def known_axes(tensor: Tensor) -> int:
-    """Return the rank, which must be known."""
     assert tensor.rank is not None
     return tensor.rank
 

@@ -149,8 +149,6 @@ def _search(
 
 
 def _turned(inner: Builder, row_of: Tensor, found: _Search, active: Tensor, places: Tensor, limit: Tensor, name: str) -> Tensor:
-    """Emit the rows after each column on the path has taken the row of the previous one."""
-
     def step(body: Builder, states: Tensors) -> tuple[Tensors, Tensor]:
         rows, column, goes_on = states
         before = _at(body, found.before, column)

@@ -81,7 +81,6 @@ class _PickedTerms:
         return self._labelled.on_class_axis(self._labelled.counted(cotangent))
 
     def add_at_label(self, tensor: Tensor, addend: Tensor, like: Tensor) -> Tensor:
-        """Emit ``tensor`` with ``addend`` added at the label of each position."""
         return scatter_add(tensor, self._labelled.on_class_axis(self._labelled.index), addend, CLASS_AXIS, like)
 
     def weight_gradient(self, log_p: Tensor) -> Tensor:
@@ -174,7 +173,6 @@ def _class_axis(op: Operation) -> Tensor:
 
 
 def _column(weights: Tensor, scores: Tensor) -> Tensor:
-    """Return the weights as a tensor that broadcasts along the class axis."""
     assert scores.rank is not None
     return weights.builder.op("Reshape", weights, weights.builder.integers([-1, *([1] * (scores.rank - 2))]))
 

@@ -81,7 +81,6 @@ def _by_matrix(op: Operation, a: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor 
 
 
 def _linear_gradients(op: Operation, dy: Tensor, transposed: int = 0, bias: bool = False) -> tuple[Tensor | None, ...]:
-    """Emit the needed gradients of x and the weight, the first operands, and that of a bias."""
     x, weight = op.required(0) if op.wants(1) else None, op.required(1) if op.wants(0) else None
     dx, dw, db = LINEAR_GRAD.emit(dy, x, weight, transposed=transposed, bias=int(bias))
     return None if weight is None else dx, None if x is None else dw, db if bias else None
@@ -98,7 +97,6 @@ def lower_linear_grad(op: Operation) -> tuple[Tensor | None, ...]:
 
 
 def _nothing(op: Operation, index: int) -> Tensor | None:
-    """Emit a tensor without elements for an output that is not needed but is read."""
     output = op.outputs[index]
     is_read = output.value.uses() or output.value.is_graph_output()
     return op.builder.constant(np.zeros(0, output.dtype.numpy())) if is_read else None
@@ -188,7 +186,6 @@ def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _linear(op: Operation, dy: Tensor, transposed: int, beta: float) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a Gemm that is a linear layer."""
     c = op.optional(2) if op.wants(2) else None
     is_bias = c is not None and op.wants(1) and beta == 1 and _is_bias(c, dy)
     da, db, dc = _linear_gradients(op, dy, transposed, is_bias)

@@ -117,7 +117,6 @@ def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 def _power_slope(x: Tensor, power: int) -> Tensor:
-    """The derivative of |x|^p / p."""
     if power == 2:
         return x
     sign = x.builder.op("Sign", x)
@@ -310,7 +309,6 @@ def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
 
 
 def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:
-    """Return the number of elements counted by each of ``outputs`` windows along one axis of x of extent ``size``."""
     begin, end = windows.pads_begin[axis], windows.pads_end[axis]
     first = np.arange(outputs)[:, None] * windows.strides[axis] - begin
     places = first + np.arange(windows.kernel_shape[axis]) * windows.dilations[axis]

@@ -86,7 +86,6 @@ class Grid:
 
     @staticmethod
     def of(op: Operation) -> Grid:
-        """Return the grid of a QuantizeLinear or DequantizeLinear."""
         return Grid(op.required(1), op.optional(2), op.attribute("axis", 1), op.attribute("block_size", 0), op.node)
 
     def of_shape(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -151,13 +150,11 @@ def quantized(x: Tensor, grid: Grid, dtype: ir.DataType, saturates: bool = True)
 
 
 def dequantized(number: Tensor, grid: Grid) -> Tensor:
-    """Emit ``(number - zero_point) * scale``."""
     scale, zero_point = grid.of_shape(number)
     return (number if zero_point is None else number - zero_point) * scale
 
 
 def limited(number: Tensor, low: float, high: float) -> Tensor:
-    """Emit ``number`` limited to two bounds."""
     return SATURATE(number, number.builder.scalar(low, number), number.builder.scalar(high, number))
 
 
@@ -181,7 +178,6 @@ def saturates(node: ir.Node) -> bool:
 
 
 def range_of(dtype: ir.DataType) -> tuple[float, float]:
-    """Return the least and the greatest number of a dtype."""
     numbers: Any = dtype.numpy()
     limits: Any = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(numbers)
     return float(limits.min), float(limits.max)

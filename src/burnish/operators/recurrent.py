@@ -166,8 +166,6 @@ GRU = Recurrence(3, (5,), None, ("sigmoid", "tanh"), (("sigmoid",), ("tanh",)), 
 
 
 def _last_if_linear(infer: Inference) -> Inference:
-    """Omit the last output without ``linear_before_reset``."""
-
     def of_operands(operands: Operands) -> list[OutputType]:
         types = list(infer(operands))
         return types if operands.attributes["linear_before_reset"] else types[:-1]

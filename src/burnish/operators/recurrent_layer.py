@@ -102,7 +102,6 @@ def unsupported(op: Operation, kind: Recurrence) -> str | None:
 
 
 def refused(op: Operation, kind: Recurrence) -> GradientError:
-    """Return the error for a layer without a training form."""
     return GradientError(f"{op} {unsupported(op, kind)}; or let nothing train that its output depends on")
 
 
@@ -159,7 +158,6 @@ def recurrent_layer(
 
 
 def _activations(op: Operation, kind: Recurrence) -> tuple[str, ...]:
-    """Return the activations of all directions, one after another."""
     count = len(DIRECTIONS[op.attribute("direction", "forward")])
     chosen = op.attribute("activations") or kind.default * count
     return tuple((name.decode() if isinstance(name, bytes) else str(name)).lower() for name in chosen)
@@ -283,12 +281,10 @@ def hidden_states(*outputs: tuple[str, int]) -> Inference:
 
 
 def split(tensor: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """Emit the parts of the last axis."""
     return tensor.builder.op("Split", tensor, tensor.builder.integers(sizes), axis=-1, outputs=len(sizes))
 
 
 def split_rows(matrix: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """Emit the parts of the first axis."""
     return matrix.builder.op("Split", matrix, matrix.builder.integers(sizes), axis=0, outputs=len(sizes))
 
 

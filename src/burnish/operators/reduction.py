@@ -153,7 +153,7 @@ def without_zeros(factor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def zeros_alone(factor: Tensor, is_zero: Tensor) -> Tensor:
-    """Return zeros of the factor's shape that depend on the factor at its zeros, so that these have a slope."""
+    """Return zeros of the factor's shape; only those at zeros of the factor have a slope."""
     builder = factor.builder
     return builder.op("Where", is_zero, factor, builder.scalar(0, factor))
 

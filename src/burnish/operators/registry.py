@@ -240,14 +240,14 @@ class Operation:
         return self.outputs[0]
 
     def required(self, index: int) -> Tensor:
-        """Return input ``index``, which the standard requires."""
+        """Return an input that the standard requires."""
         tensor = self.optional(index)
         if tensor is None:
             raise AssertionError(f"{self}: input {index} is missing; the checker must have refused the model")
         return tensor
 
     def optional(self, index: int) -> Tensor | None:
-        """Return input ``index``, or None if it is omitted."""
+        """Return an input, or None if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def second_output(self, dtype: ir.DataType, like: Tensor) -> Tensor:

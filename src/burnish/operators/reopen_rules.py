@@ -51,7 +51,6 @@ def prelu(call: Call) -> Result:
 
 
 def combined(opening: Opening, op_type: str, *operands: Operand) -> Operand:
-    """Emit an operator that broadcasts its operands."""
     values, batch, shape = aligned(opening, operands)
     return Operand(opening.emit(op_type, *values), shape, batch)
 
@@ -269,7 +268,6 @@ def expand(call: Call) -> Result:
 
 
 def _elements(call: Call) -> list[Element]:
-    """Return the elements of the second operand, or the operand if they are unknown."""
     known = call.array(1)
     return [call.operand(1).value] if known is None else [int(number) for number in known]
 
@@ -317,7 +315,6 @@ def slice_(call: Call) -> Result:
 
 
 def _like(call: Call, axes: ir.Value, bounds: ir.Value) -> ir.Value:
-    """Return axes in the integer type of the bounds, which all operands of a slice share."""
     kind = bounds.dtype
     return axes if kind is None or kind == axes.dtype else call.opening.emit("Cast", axes, to=int(kind))
 
@@ -605,7 +602,6 @@ def stacked(call: Call, operand: Operand) -> ir.Value:
 
 
 def unstacked(call: Call, result: ir.Value, index: int = 0) -> Result:
-    """Undo ``stacked``."""
     count = call.operand().shape[0]
     if count == 1:
         return result, STACKED
@@ -783,7 +779,6 @@ def _by_heads(call: Call, index: int, heads: str) -> Shape:
 
 
 def _mask(call: Call, mask: Operand) -> ir.Value:
-    """Return a mask that broadcasts to the scores [batch, heads, queries, keys]."""
     if mask.batch is None and (mask.rank < 4 or mask.shape[0] == 1):
         return mask.value
     if mask.batch is not None and mask.rank < 4:

@@ -455,11 +455,11 @@ class Call:
         return [*first, *rest]
 
     def spread(self, batch: Batch, **attributes: Any) -> Result:
-        """Emit the node over operands with samples at ``batch``; so are those of its result."""
+        """Emit the node with the samples of all operands, and so those of its result, at ``batch``."""
         return self.again(*(self.opening.spread(operand, batch) for operand in self.present), **attributes)[0], batch
 
     def over(self, *first: Operand, **attributes: Any) -> list[Result | None]:
-        """Emit the node over other first operands; its axis rule gives the position of samples in the results."""
+        """Emit the node over other first operands; its axis rule finds the samples in the results."""
         operands = [*first, *self.operands[len(first) :]]
         values = self.again(*(None if operand is None else operand.value for operand in operands), **attributes)
         node, batch = values[0].producer(), next(operand.samples for operand in first if operand.batch is not None)

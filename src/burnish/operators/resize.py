@@ -174,7 +174,6 @@ def _attributes(op: Operation) -> dict[str, Any]:
 
 
 def _region(op: Operation, index: int) -> Tensor | None:
-    """Return the region of interest, if the coordinates depend on it."""
     return op.optional(index) if op.attribute("coordinate_transformation_mode") == "tf_crop_and_resize" else None
 
 

@@ -118,7 +118,6 @@ def _adds_rows(node: ir.Node, table: ir.Value) -> bool:
 
 
 def _reader(node: ir.Node) -> str:
-    """Return the node of the model whose gradient a node computes."""
     return (source_of(node) or describe_node(node)).removeprefix("gradient of ")
 
 

@@ -139,7 +139,6 @@ class _Coordinate:
         return taps_around(self.position, interpolation, self._last, unchanged)
 
     def _reflected(self, positions: Tensor) -> Tensor:
-        """Mirror positions at both ends until they are inside."""
         return self._span - positions.builder.op("Abs", self._from_the_turn(positions)) + self._begin
 
     def _from_the_turn(self, positions: Tensor) -> Tensor:

@@ -34,7 +34,6 @@ class OutputType:
 
     @staticmethod
     def of(tensor: Tensor) -> OutputType:
-        """Return the dtype and shape of a tensor."""
         return OutputType(tensor.dtype, tensor.shape)
 
 
@@ -47,7 +46,6 @@ class Operands:
         self.attributes = attributes
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the operand of this name, which must be present."""
         tensor = self.tensors[self._names.index(name)]
         assert tensor is not None, name
         return tensor
@@ -164,7 +162,6 @@ def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def declared_operators() -> Mapping[str, SemanticOperator]:
-    """Return every semantic operator, by name."""
     every = (operator for versions in records().values() for operator in versions)
     return {operator.name: operator for operator in every if isinstance(operator, SemanticOperator)}
 

@@ -223,7 +223,6 @@ def _size(tensor: Tensor, axis: int, factor: int = 1) -> int | Callable[[], Tens
 
 
 def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """Put ``step - 1`` zeros after every element along each axis."""
     sparse = sorted((axis, step) for axis, step in zip(axes, steps, strict=True) if step != 1)
     if not sparse:
         return dy

@@ -86,7 +86,6 @@ def _transform(x: Tensor, length: Tensor | None, axis: int | Tensor, **attribute
 
 
 def _axis(op: Operation) -> int | Tensor:
-    """Return the axis, or a scalar tensor if known only at run time."""
     if op.builder.opset < OPSET_OF_AXIS_INPUT:
         return int(op.attribute("axis", 1))
     given = op.optional(2)
@@ -96,7 +95,6 @@ def _axis(op: Operation) -> int | Tensor:
 
 
 def _extent(tensor: Tensor, axis: int | Tensor) -> Tensor:
-    """Return the extent along an axis, int64 [1]."""
     if isinstance(axis, int):
         return extent(tensor, axis)
     return tensor.builder.op("Gather", tensor.builder.op("Shape", tensor), _axes(tensor, axis))

@@ -51,7 +51,6 @@ class Windows:
 
     @property
     def rank(self) -> int:
-        """The number of spatial axes."""
         return len(self.kernel_shape)
 
     def span(self, axis: int) -> int:
@@ -59,11 +58,9 @@ class Windows:
         return (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
 
     def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Windows:
-        """Return the same windows with other pads."""
         return Windows(self.kernel_shape, self.strides, self.dilations, begin, end)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the node attributes of these windows."""
         return {
             "kernel_shape": self.kernel_shape,
             "strides": self.strides,

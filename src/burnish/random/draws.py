@@ -141,7 +141,6 @@ def _place_words(key: Tensor, extent: Tensor, numbered: Places) -> Tensor:
 
 
 def _extents(builder: Builder, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the number of rows and columns, int64 scalars."""
     if like.shape is None:
         shape = builder.op("Shape", like)
         half = builder.op("Div", builder.op("Shape", shape) + 1, 2)
@@ -160,7 +159,6 @@ def _extents(builder: Builder, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product(extents: Tensor) -> Tensor:
-    """Emit the product of the extents, an int64 scalar; 1 if there are none."""
     builder = extents.builder
     padded = builder.op("Concat", builder.integers([1]), extents, axis=0)
     return builder.op("ReduceProd", padded, builder.integers([0]), keepdims=0)

@@ -95,14 +95,12 @@ def mix(words: Tensor) -> Tensor:
 
 
 def mix_array(words: np.ndarray) -> np.ndarray:
-    """Return ``mix`` for an array of uint32."""
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
     words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
     return words ^ (words >> np.uint32(16))
 
 
 def _fold(words: Tensor, distance: int) -> Tensor:
-    """Emit ``words ^ (words >> distance)``."""
     builder = words.builder
     return builder.op("BitwiseXor", words, builder.op("BitShift", words, distance, direction="RIGHT"), like=words)
 

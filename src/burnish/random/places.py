@@ -33,7 +33,6 @@ class Places:
     problem: str = ""
 
     def write(self, node: ir.Node) -> None:
-        """Store the layout on the node that counts."""
         NUMBERED.set(node, self)
 
     @staticmethod

@@ -134,7 +134,6 @@ def _names_in_file(value: ir.Value) -> Extents:
 
 
 def _named(extents: Extents) -> int | None:
-    """Return the axis with a name for samples."""
     first = extents[0]
     if isinstance(first, str) and OF_SAMPLES.search(first):
         return 0

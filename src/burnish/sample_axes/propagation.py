@@ -66,14 +66,12 @@ class Analysis:
         self.follow(graph)
 
     def layout(self, value: ir.Value) -> Layout:
-        """Return the layout of a value."""
         known = self._layouts.get(value)
         if known is None:
             known = self._layouts[value] = _of_constant(value)
         return known
 
     def assume(self, value: ir.Value, layout: Layout) -> None:
-        """Set the layout of an input of a body."""
         self._layouts[value] = layout
 
     def key(self, node: ir.Node) -> str:
@@ -178,7 +176,6 @@ def _declared(value: ir.Value, key: str) -> Axes | None:
 
 
 def _fixed(extent: int | ir.SymbolicDim, key: str) -> Axis:
-    """Return an axis that is the same for every batch."""
     if isinstance(extent, int):
         return () if extent == 1 else (extent,)
     return (Factor(key, Kind.FIXED),)

@@ -90,7 +90,6 @@ def mean_variance_normalization(op: Operation) -> Tensor:
 
 
 def _checked_groups(op: Operation, x: Tensor) -> int:
-    """Return a valid ``num_groups`` of a node."""
     rank = known_rank(op, x)
     if rank < 2:
         raise ModelError(f"{op}: its input '{x.name}' of rank {rank} has no channel axis; give it at least two axes")
@@ -263,7 +262,6 @@ def _pilot(rows: Tensor, length: int) -> Tensor:
 
 
 def _by_member(vector: Tensor, sizes: _Extents) -> Tensor:
-    """Return a vector over channels as [groups, members]."""
     return vector.builder.op("Reshape", vector, vector.builder.integers([sizes.groups, sizes.members]))
 
 
@@ -324,7 +322,6 @@ def lower_group_norm_grad(op: Operation) -> tuple[Tensor, ...]:
 def _gradient_by_rows(
     op: Operation, dy: Tensor, x: Tensor, scale: Tensor, inverse: Tensor, shift: Tensor, centered: Tensor
 ) -> tuple[Tensor, ...]:
-    """The same gradient if extents are known only at run time."""
     rows, axis = _rows(centered, op.attribute("num_groups"))
     normalized_axes = op.builder.integers(list(range(axis, 0)))
     inverse, shift = (op.builder.op("Unsqueeze", statistic, normalized_axes) for statistic in (inverse, shift))

@@ -56,7 +56,6 @@ def _normalized_axis(op: Operation, x: Tensor) -> int:
 
 
 def _check_broadcast(op: Operation, x: Tensor, operand: Tensor, name: str) -> None:
-    """Refuse an operand that is known not to broadcast to the shape of ``x``."""
     if operand.shape is None:
         return
     rank = operand.rank or 0

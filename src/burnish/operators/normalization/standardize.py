@@ -103,7 +103,6 @@ def rows_over(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int] | None]:
 
 
 def moved_back(x: Tensor, permutation: list[int] | None) -> Tensor:
-    """Undo ``rows_over``."""
     return x if permutation is None else x.builder.op("Transpose", x, perm=permutation)
 
 
