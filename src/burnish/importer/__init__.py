@@ -1,9 +1,9 @@
-"""Reading models: files, bytes, protos and ``onnx_ir`` models become one canonical ``onnx_ir.Model``.
+"""Reading of models: converts files, bytes, protos and ``onnx_ir`` models into a canonical ``onnx_ir.Model``.
 
-Canonical: checked; one standard opset, 18 or newer; no functions, no branches that shapes decide and no loops over bags of
-embeddings; matrices that are transposed as one batch are so by one node; weights are initializers and not graph inputs;
-parameters that an exporter merged are apart again; every node and value has a name, every value a dtype, shapes are inferred with
-the batch symbolic. What is done with the model afterwards (training or inference mode, losses, gradients) lives elsewhere.
+A canonical model is checked and has one standard opset of at least 18. It has no functions, no branches decided by shapes and no
+loops over embedding bags. Batched matrix transpositions are single nodes. Weights are initializers instead of graph inputs, and
+parameters merged by an exporter are separate again. Every node and value has a name and every value a dtype; shapes are inferred
+with a symbolic batch. Training or inference mode, losses and gradients come later.
 """
 
 from burnish.importer.bound_inputs import Bind, described_bindings

@@ -1,8 +1,6 @@
-"""Inputs that are fixed to a value, such as a sampling rate that chooses a network or a recurrent state that starts at zero, and
-open dimensions that are fixed to an extent.
+"""Inputs fixed to a value, such as a sampling rate or an initial recurrent state, and open dimensions fixed to an extent.
 
-What depends on them alone is known when the model is read: ``fold_shape_constants`` computes it, and
-``take_decided_branches`` puts a branch in the place of an If that it decides.
+``fold_shape_constants`` then computes what depends only on them, and ``take_decided_branches`` replaces an If that they decide.
 """
 
 from __future__ import annotations
@@ -23,26 +21,26 @@ from burnish.validation import is_whole
 Bind: TypeAlias = Mapping[str, ArrayLike] | None
 
 BATCH_AXES = (0, 1)
-"""The axes along which states of recurrent layers have their samples: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
+"""Possible sample axes of recurrent states: ``[batch, hidden]``, ``[layers, batch, hidden]``."""
 
 SHOWN = 64
-"""The most elements of a value that a description writes out."""
+"""Largest value that a description writes out, in elements."""
 
 
 def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> bool:
-    """Put constants in the place of inputs, which the model then no longer has, and fix open dimensions of others, in place.
+    """Replace inputs by constants and fix open dimensions of others, in place.
 
     Args:
         model: a model of opset 18 or newer whose open dimensions have names.
-        bind: {input name: value}, or {name of an open dimension: extent}. A value is broadcast to the input's shape. Where that
-            has an open dimension, the constant has the extent that another input with this dimension has when the model runs. An
-            open dimension that no other input has takes the value's extent, where the value has all axes. One that the file
-            leaves without a name, and that is the only open one of its input and the first or second, is taken for that of the
-            batch: the first of the first input. An extent of 0 takes the inputs with that dimension away: a cache that is empty.
+        bind: {input name: value} or {name of an open dimension: extent}. A value is broadcast to the input's shape. For an open
+            dimension it takes, at run time, the extent of another input with that dimension; if there is none, the value's own
+            extent, provided it has all axes. If an input's only open dimension has no name in the file and is the first or
+            second, it is assumed to be the batch: the first dimension of the first input. An extent of 0 removes the inputs with
+            that dimension: an empty cache.
 
     Raises:
-        ConfigurationError: no such input or dimension, a value of a dtype or shape that does not fit it, an open dimension of
-            which nothing says the extent, or no input would be left.
+        ConfigurationError: the input or dimension does not exist, a value does not fit its dtype or shape, the extent of an open
+            dimension is unknown, or no input would remain.
     """
     if not isinstance(bind, Mapping) or not all(isinstance(name, str) for name in bind):
         raise ConfigurationError(f"bind must be {{input: value}}, such as {{'sr': 16000}}, not {bind!r}")
@@ -65,7 +63,7 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> bool:
 
 
 def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> list[ir.Value]:
-    """Fix open dimensions, in place; returns the inputs that then hold no element."""
+    """Fix open dimensions, in place; return the inputs that are then empty."""
     open_names = {value: _open_names(value) for value in graph.inputs}
     known = dict.fromkeys(name for names in open_names.values() for name in sorted(names))
     fixed: dict[str, int] = {}
@@ -86,13 +84,12 @@ def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> list[i
 
 
 def _open_names(value: ir.Value) -> set[str]:
-    """The names of a value's open dimensions."""
     dims = () if value.shape is None else value.shape.dims
     return {dim.value for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
 
 
 def described_bindings(bind: Mapping[str, ArrayLike]) -> dict[str, Any]:
-    """Return, as JSON-compatible values, what inputs are fixed to: the value, or shape and range of a large one."""
+    """Return fixed inputs as JSON-compatible values; for large ones shape and range."""
 
     def described(array: np.ndarray) -> Any:
         if array.size <= SHOWN:
@@ -114,7 +111,7 @@ def _no_input(graph: ir.Graph, name: str, dimensions: list[str]) -> str:
 
 
 def _as_array(value: ir.Value, setting: ArrayLike) -> np.ndarray:
-    """Return what an input is fixed to as an array of its dtype, of the shape that it was given in."""
+    """Return the value of an input as an array of its dtype, in the shape given."""
     name, dtype = value.name, value.dtype
     if dtype is None or not isinstance(value.type, ir.TensorType):
         raise ConfigurationError(f"bind: the input '{name}' is no tensor, and only tensors can be fixed to a value: leave it out")
@@ -148,7 +145,7 @@ def _as_array(value: ir.Value, setting: ArrayLike) -> np.ndarray:
 
 
 def _fits(array: np.ndarray, dtype: ir.DataType) -> bool:
-    """Whether values may be given for an input: integers also for floating-point numbers; nothing else for anything else."""
+    """True if values of this dtype may be given for an input; integers are accepted for floating-point inputs too."""
     if array.dtype.kind == "O":
         return False
     try:
@@ -174,9 +171,9 @@ def _written(setting: Any) -> str:
 
 
 def _constant(builder: Builder, value: ir.Value, array: np.ndarray, others: list[ir.Value]) -> Tensor:
-    """Emit what stands for an input.
+    """Emit the constant for an input.
 
-    Floating-point tensors are expanded where the graph runs: as constants they could pass for weights.
+    Floating-point tensors are expanded at run time, so that they do not look like weights.
     """
     if value.shape is None:
         shape: list[int | Tensor] = list(array.shape)
@@ -185,7 +182,7 @@ def _constant(builder: Builder, value: ir.Value, array: np.ndarray, others: list
         shape = [_extent(builder, value, axis, array, others) for axis in range(len(value.shape))]
     known = [extent for extent in shape if isinstance(extent, int)]
     if len(known) == len(shape) and (not shape or value.dtype not in FLOATING):
-        # A copy: what is broadcast has no memory of its own.
+        # copied, since a broadcast array has no memory of its own
         return builder.constant(np.broadcast_to(array, known).copy())
     extents = [builder.integers([extent]) if isinstance(extent, int) else extent for extent in shape]
     target = builder.integers(known) if len(known) == len(shape) else builder.op("Concat", *extents, axis=0)
@@ -207,7 +204,7 @@ def _check_broadcast(value: ir.Value, array: np.ndarray) -> None:
 
 
 def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, others: list[ir.Value]) -> int | Tensor:
-    """The extent of an axis, or where another input has it."""
+    """Return the extent of an axis, or a tensor that reads it from another input."""
     assert value.shape is not None
     dim = value.shape.dims[axis]
     if isinstance(dim, int):
@@ -232,7 +229,7 @@ def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, oth
 
 
 def _place_of(dim: ir.SymbolicDim, value: ir.Value, axis: int, others: list[ir.Value]) -> tuple[ir.Value, int] | None:
-    """The input, and its axis, that an open dimension of a bound input is one of too."""
+    """Return another input, and its axis, with the same open dimension."""
     for other in others:
         for position, extent in enumerate(other.shape.dims if other.shape is not None else ()):
             if isinstance(extent, ir.SymbolicDim) and extent.value == dim.value:

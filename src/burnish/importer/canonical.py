@@ -1,7 +1,7 @@
-"""The stages of the importer: from a model as it was read to the canonical one.
+"""Stages of the importer, from a model as read to the canonical one.
 
-READ is what comes before dtypes and shapes are known, SHAPES infers them, and CANONICAL rewrites: what it opens is named and
-inferred again by RESTORED.
+READ comes before dtypes and shapes are known, SHAPES infers them, and CANONICAL rewrites. RESTORED names and infers what the
+rewrites leave open.
 """
 
 from __future__ import annotations
@@ -63,21 +63,19 @@ from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_un
 from burnish.sample_axes import AskedAxes, ask_sample_axes
 
 FOLDING_ROUNDS = 4
-"""A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
+"""Folding a shape can make other shapes known; exporters write no deeper chains."""
 
 RUNTIME_OPERATORS = (RUNTIME_DOMAIN, *STANDARD_INTEGER_PRODUCTS)
-"""Those that may be a runtime's; ``rewritten_operators`` has them by name."""
+"""Operators that may belong to a runtime; ``rewritten_operators`` lists them by name."""
 
 NAMES = "NameFixPass makes names of nodes unique in each graph alone; messages name a node of the whole model"
-"""Why names are ours."""
-
 ROUNDS_BEFORE_OPENING = 64
-"""The shapes of one sample are to be known everywhere; each block of a Swin transformer that pads its windows makes a chain."""
+"""Limit if one sample's shapes must be known everywhere; each window-padding block of a Swin transformer forms a chain."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """What the passes of the importer are told: the options of ``burnish.load``."""
+    """Context of the importer's passes: the options of ``burnish.load``."""
 
     bind: Mapping[str, Any] = field(default_factory=dict)
     sample_axis: AskedAxes = None
@@ -93,7 +91,7 @@ def is_of_pytorch(model: ir.Model, _: Import) -> bool:
 
 
 def take_branches(model: ir.Model) -> bool:
-    """Put branches that are decided in the place of their If; return whether there were any."""
+    """Replace each decided If by its branch; return True if there were any."""
     taken = take_decided_branches(model)
     if taken:
         gather_initializers(model)
@@ -101,9 +99,9 @@ def take_branches(model: ir.Model) -> bool:
 
 
 def make_fit(model: ir.Model) -> bool:
-    """Change, in place, what of a model does not fit and means something all the same; return whether there was any.
+    """Repair, in place, nodes that do not fit their operands but have a clear meaning; return True if there were any.
 
-    A function of the standard may have a branch for each rank, and those that are never taken do not fit the shapes at hand.
+    A standard function may have a branch per rank, and its unused branches do not fit the actual shapes.
     """
     has_either = any(node.op_type in ("If", "Range") for node in model.graph.all_nodes())
     if model.opset_imports.get("", 0) < OLDEST_CANONICAL or not has_either:
@@ -184,13 +182,13 @@ FOLDING: tuple[Pass[Import], ...] = (
     rewrite(replace_embedding_bags, operators=("Loop",)),
     rewrite(join_transpositions, operators=("Reshape",)),
     rewrite(place_unpooled, operators=("MaxUnpool",)),
-    # The elements' shapes are those that follow from what sequences hold.
+    # Element shapes follow from the contents of sequences.
     rewrite(stack_built_lists, operators=("Loop",), settled=True),
     rewrite(take_branches, operators=("If",), counted=False),
 )
 
 FOLDED: Stage[Import] = Stage("FOLDED", (Repeat(FOLDING, FOLDING_ROUNDS), note(require_dtypes)), restores=RESTORED)
-"""After a rewrite that makes more shapes known."""
+"""Stage after a rewrite that makes more shapes known."""
 
 CANONICAL: Stage[Import] = Stage(
     "CANONICAL",
@@ -245,6 +243,6 @@ CANONICAL: Stage[Import] = Stage(
 
 
 def canonicalize(model: ir.Model, context: Import) -> None:
-    """Bring a model that was read into its canonical form, in place."""
+    """Bring a model into canonical form, in place."""
     for stage in (READ, SHAPES, CANONICAL):
         stage.run(model, context)

@@ -1,16 +1,14 @@
-"""Dimensions that the standard's inference leaves open: of ranges, of loops, behind a Reshape, and of layers with fixed lengths.
+"""Dimensions that the standard's inference leaves open: of ranges, loops, Reshape, and layers with fixed lengths.
 
-Of ranges: those that count along an axis, such as the places that a causal mask compares. Inference gives a Range an extent where
-its limit is a number, and none where it is the extent of an open axis. Of what loops carry it says nothing, as an iteration may
-change it.
+Ranges: inference gives a Range an extent only if its limit is a number, not if it is the extent of an open axis, such as for the
+positions in a causal mask. Loops: inference ignores carried values, since an iteration may change their shape.
 
-Behind a Reshape: the rows of a batch of sequences, and the batch that they are put back to. Inference gives the dimension that a
--1 stands for a new name, and another one when rows become sequences again. What adds rows to the input would add tensors that are
-not known to have one shape, and its gradient look for it at run time.
+Reshape: inference invents a name for the dimension of a -1, and another when the rows of a batch of sequences become sequences
+again. Operands of an Add would then have shapes not known to be equal, and its gradient would compare them at run time.
 
-Axes of inputs whose only possible extent is the length of a layer's parameters: a file may leave the channels of its input open,
-and a layer has scales for four of them. With another extent a runtime reads past the scales, stretches one channel over four, or
-fails in a node of its own. The axis is therefore fixed to that length when the model is read.
+Layers: a file may leave the channels of its input open although a layer has, for example, scales for four. For other extents a
+runtime reads past the scales, broadcasts one channel to four, or fails in its own node. So the axis is fixed to the length of the
+parameters.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from burnish.importer.shapes import infer_shapes
 from burnish.operators.registry import Elementwise, elementwise
 
 _PASSES_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operators that leave the one element of a length what it is."""
+"""Operators that pass on the single element of a length."""
 
 
 def settle_range_shapes(model: ir.Model) -> bool:
-    """Give, in place, each Range from 0 by 1 the dimension that it counts along, and infer the shapes of what reads it.
+    """Give, in place, each Range from 0 with step 1 the dimension that it counts, and infer the shapes of its readers.
 
     Args:
-        model: its other shapes have been inferred, and its open dimensions have names. One with a Loop is left alone.
+        model: a model with other shapes inferred and names for open dimensions. A model with a Loop is left unchanged.
     """
     counted: dict[ir.Value, Any] = {}
     for node in model.graph.all_nodes():
@@ -69,7 +67,7 @@ def _is_known(dimension: Any) -> bool:
 
 
 def _counted_dimension(length: ir.Value | None) -> Any:
-    """The dimension whose extent a value of one element is, where that is open and has a name; else None."""
+    """Return the named open dimension whose extent a single-element value holds, or None."""
     while length is not None and (passing := producer_of(length, *_PASSES_ON)) is not None:
         length = passing.inputs[0]
     picked = producer_of(length, "Gather", "Slice")
@@ -94,7 +92,7 @@ def _counted_dimension(length: ir.Value | None) -> Any:
 
 @dataclass(frozen=True)
 class _State:
-    """A state of a Loop: before the loop, at the start and at the end of an iteration, and after the loop."""
+    """A state of a Loop: before the loop, at the start and the end of an iteration, and after the loop."""
 
     initial: ir.Value
     entering: ir.Value
@@ -102,7 +100,7 @@ class _State:
     final: ir.Value
 
     def shared(self, shape: ir.Shape) -> ir.Shape | None:
-        """What of a shape holds before the first iteration and after each; None where not even the number of axes does."""
+        """Return the dimensions of a shape that hold before the first and after each iteration; None if the rank differs."""
         others = (self.initial.shape, self.leaving.shape)
         if any(other is None or len(other) != len(shape) for other in others):
             return None
@@ -111,25 +109,25 @@ class _State:
 
 
 def settle_loop_shapes(model: ir.Model) -> bool:
-    """Infer, in place, the shapes of the states of every Loop, and of what is computed from them.
+    """Infer, in place, the shapes of the states of every Loop and of values computed from them.
 
-    Each state is taken to keep the shape that it begins with. Where an iteration, with that, gives another extent, that extent is
-    not known, and the rest is looked at again: what is left holds for any number of iterations.
+    Each state is assumed to keep its initial shape. If an iteration then gives another extent, that extent is unknown, and the
+    inference is repeated. The remaining shapes hold for any number of iterations.
 
     Args:
-        model: its other shapes have been inferred (``infer_shapes``).
+        model: a model with its other shapes inferred (``infer_shapes``).
     """
     states = list(_states(model.graph))
     if not states:
         return False
     told = _shapes(model)
     taken = _walked(model, states)
-    # Each round takes a state more or gives an extent up, so that they come to an end.
+    # Terminates: each round adds a state or gives up an extent.
     while True:
-        # What followed from a shape that has been given up is not known any more.
+        # Discard shapes that followed from an extent given up since.
         _restore(told)
         fits = _infer(model, taken)
-        # What an inner loop begins with may follow from what is taken of an outer one.
+        # An inner loop's initial shape may depend on an outer loop's.
         following: dict[_State, ir.Shape | None] = {
             state: state.initial.shape for state in states if state not in taken and state.initial.shape is not None
         }
@@ -145,13 +143,13 @@ def settle_loop_shapes(model: ir.Model) -> bool:
 
 
 def _walked(model: ir.Model, states: list[_State]) -> dict[_State, ir.Shape | None]:
-    """What states begin with if each keeps that: one walk carries it from loop to loop, where a round carries it to the next.
+    """Return initial shapes if each state keeps its own. One walk covers a chain of loops; a round would advance by one loop.
 
-    A shape with an extent that the walk does not find is left out: the standard's inference of the whole graph may find it.
+    Shapes with an extent that the walk cannot infer are omitted: the standard's inference of the whole graph may find it.
     """
     try:
         _walk(model.graph, model.opset_imports, {state.final: state for state in states})
-    except ModelError:  # of a branch that is never taken, perhaps
+    except ModelError:  # possibly from a branch that is never taken
         return {}
     shapes = {state: state.initial.shape for state in states}
     return {
@@ -198,9 +196,9 @@ def _states(graph: ir.Graph) -> Iterator[_State]:
 
 
 def _infer(model: ir.Model, taken: dict[_State, ir.Shape | None]) -> bool:
-    """Infer shapes with those that states are taken to have; return whether they fit the operators that read them.
+    """Infer shapes with the assumed shapes of states; return True if they fit the operators that read them.
 
-    Where they don't, others follow all the same: what one loop changes says nothing of the rest.
+    If not, other shapes are inferred nevertheless: one loop's change does not affect the rest.
     """
     known = set()
     for state, shape in taken.items():
@@ -217,17 +215,17 @@ def _infer(model: ir.Model, taken: dict[_State, ir.Shape | None]) -> bool:
 
 
 INVENTED = "unk__"
-"""How names begin that the standard's inference makes up."""
+"""Prefix of names that the standard's inference invents."""
 
 
 def name_reshaped_dimensions(model: ir.Model) -> bool:
-    """Give, in place, dimensions with a name that was made up the name that they are known to equal.
+    """Rename, in place, dimensions with invented names that are known to equal another dimension.
 
-    A Reshape keeps the number of elements, so that of one open dimension on either side each follows from the other: a multiple
-    or a part of it. Where that leads back to a dimension it gets its name; a multiple gets one such as ``64*batch``.
+    A Reshape keeps the number of elements, so with one open dimension on either side each is a multiple of the other. If it
+    equals a known dimension, it gets its name; a multiple gets a name such as ``64*batch``.
 
     Args:
-        model: its shapes have been inferred, and its open dimensions have names.
+        model: a model with inferred shapes and names for open dimensions.
     """
     names = _Names()
     for node in model.graph:
@@ -252,10 +250,10 @@ def name_reshaped_dimensions(model: ir.Model) -> bool:
 
 
 class _Names:
-    """What names that were made up are known to equal.
+    """Known equalities of invented names.
 
     Attributes:
-        equal: the name that stands for it.
+        equal: invented name -> equivalent name.
     """
 
     def __init__(self) -> None:
@@ -263,11 +261,11 @@ class _Names:
         self._multiples: dict[str, tuple[Fraction, str]] = {}
 
     def resolved(self, shape: ir.Shape) -> ir.Shape:
-        """The shape with the names that are known."""
+        """Return the shape with known names."""
         return ir.Shape([dim if isinstance(dim, int) else ir.SymbolicDim(self._name(dim)) for dim in shape.dims])
 
     def equate_elements(self, source: ir.Shape, target: ir.Shape) -> None:
-        """Note that two shapes have as many elements."""
+        """Record that two shapes have equally many elements."""
         known, known_target = ([dim for dim in shape.dims if isinstance(dim, int)] for shape in (source, target))
         names, target_names = ([self._name(dim) for dim in shape.dims if not isinstance(dim, int)] for shape in (source, target))
         elements, others = math.prod(known), math.prod(known_target)
@@ -287,7 +285,7 @@ class _Names:
             self._multiples[multiple] = factor, base
 
     def equate_dimensions(self, known: ir.Shape, shape: ir.Shape) -> None:
-        """Note that two shapes are one."""
+        """Record that two shapes are equal."""
         for dim, other in zip(known.dims, self.resolved(shape).dims, strict=True):
             if isinstance(dim, int) or isinstance(other, int) or dim.value is None or other.value is None:
                 continue
@@ -308,11 +306,11 @@ _OVER_LAST_AXES = {"LayerNormalization": (1, 2), "RMSNormalization": (1,), "PRel
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3}
 _PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
-"""By operator, which operand the second factor is."""
+"""Operator -> index of the second factor."""
 
 
 class _Same(NamedTuple):
-    """An axis of an operand that has the extent of an axis of another one, or so many times that."""
+    """An operand's axis that must have a multiple of the extent of another operand's axis."""
 
     operand: int
     axis: int
@@ -322,12 +320,12 @@ class _Same(NamedTuple):
 
 
 def fix_layer_axes(model: ir.Model) -> bool:
-    """Fix, in place, open axes of inputs that a layer takes in one extent alone.
+    """Fix, in place, open axes of inputs for which a layer accepts only one extent.
 
-    It is noted with the inputs which layer that is (``FIXED_BY``).
+    The layer is recorded with the inputs (``FIXED_BY``).
 
     Returns:
-        Whether there was any; the shapes that follow from the inputs are then to be inferred again.
+        True if there were any; shapes must then be inferred again.
     """
     graph = model.graph
     asked = _asked_by(graph)
@@ -343,9 +341,9 @@ def fix_layer_axes(model: ir.Model) -> bool:
 
 
 def _asked_by(graph: ir.Graph) -> dict[str | None, tuple[int, str]]:
-    """Return open dimensions that layers of a graph take in one extent, with that and the reason.
+    """Return open dimensions for which layers accept only one extent, with the extent and the reason.
 
-    A dimension of a name is the one of the inputs in bodies, too. Of branches, those count that every branch asks for.
+    Names in bodies are those of the inputs. For branches, only requirements common to all of them count.
     """
     asked: dict[str | None, tuple[int, str]] = {}
     for node in graph:
@@ -359,7 +357,7 @@ def _asked_by(graph: ir.Graph) -> dict[str | None, tuple[int, str]]:
 
 
 def _extents_of(node: ir.Node) -> Iterator[tuple[str, int, str]]:
-    """Give open dimensions of what a layer reads, the extent that its parameters leave, and why."""
+    """Yield the open dimensions in a layer's input, the extent that its parameters require, and the reason."""
     if node.domain != "":
         return
     for same in _same_extents(node):
@@ -378,7 +376,7 @@ def _extents_of(node: ir.Node) -> Iterator[tuple[str, int, str]]:
 
 
 def _same_extents(node: ir.Node) -> Iterator[_Same]:
-    """Give what an operator asks of the axes of its operands."""
+    """Yield an operator's constraints on the axes of its operands."""
     rank = _rank(node, 0)
     if rank is None:
         return
@@ -390,7 +388,7 @@ def _same_extents(node: ir.Node) -> Iterator[_Same]:
         length = _rank(node, index) or 0
         first = 0 if kind == "PRelu" else attribute_value(node, "axis", -1) % rank
         for axis in range(max(first, rank - length), rank):
-            # One scale may stand for all elements of a row, but never for all channels.
+            # One scale may be shared by all elements of a row, but never by all channels.
             if static_dimension(_shape(node, index), axis - rank) != 1:
                 yield _Same(0, axis, index, axis - rank)
     if kind in _RECURRENT and rank == 3:
@@ -421,6 +419,6 @@ def _shape(node: ir.Node, index: int) -> ir.Shape | None:
 
 
 def _rank(node: ir.Node, index: int) -> int | None:
-    """The rank of an operand; None where there is none, or it is not known."""
+    """Return the rank of an operand; None if it is missing or its rank unknown."""
     shape = _shape(node, index)
     return None if shape is None else len(shape)

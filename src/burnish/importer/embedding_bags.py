@@ -1,8 +1,8 @@
-"""Bags of embeddings, which PyTorch's exporters write as a loop over the bags, without the loop.
+"""Replacement of loops over embedding bags, as written by PyTorch's exporters.
 
-``EmbeddingBag`` adds up, or averages, the rows of a table that each bag names. Both exporters write a Loop that cuts out the rows
-of one bag after another: the older one collects the results as the loop's scan output, the newer one in a sequence. Rows that are
-added where their bag is come to the same, and gradients flow through.
+``EmbeddingBag`` sums or averages the table rows of each bag. Both exporters write a Loop that slices out the rows of one bag
+after another: the older one collects the results as the loop's scan output, the newer one in a sequence. A scatter-add of the
+rows gives the same result and passes gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows that are reduced: a value's, or those of ``table`` that ``indices`` name, times ``factors`` if any."""
+    """The rows to reduce: a value's, or those of ``table`` at ``indices``, times ``factors`` if any."""
 
     value: ir.Value | None = None
     table: ir.Value | None = None
@@ -43,7 +43,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Bag:
-    """What an iteration computes: the rows from one of the ``offsets`` to the next, reduced."""
+    """The computation of an iteration: a reduction of the rows between two ``offsets``."""
 
     rows: _Rows
     offsets: ir.Value
@@ -52,7 +52,7 @@ class _Bag:
     dtype: ir.DataType | None
 
     def is_sound(self, graph: ir.Graph) -> bool:
-        """Whether what it reads is computed in the graph around the loop, rows are of one axis, and their dtype stays."""
+        """True if its inputs come from the graph around the loop, the rows have one axis, and their dtype does not change."""
         vectors = [value for value in (self.offsets, self.rows.indices, self.rows.factors) if value is not None]
         matrix = self.rows.value if self.rows.value is not None else self.rows.table
         if matrix is None or matrix.graph is not graph or _rank(matrix) != 2 or matrix.dtype != self.dtype:
@@ -61,9 +61,9 @@ class _Bag:
 
 
 def replace_embedding_bags(model: ir.Model) -> bool:
-    """Replace, in place, every Loop over bags of embeddings in the main graph, for sums and means; return whether any was.
+    """Replace, in place, every Loop over embedding bags in the main graph (sums and means); return True if there were any.
 
-    A mean of no rows is 0, as PyTorch has it. Loops of any other form stay as they are.
+    The mean of no rows is 0, as in PyTorch. Loops of other forms stay.
     """
     replaced = False
     for node in list(model.graph):
@@ -73,7 +73,7 @@ def replace_embedding_bags(model: ir.Model) -> bool:
 
 
 def _replace_scan_output(loop: ir.Node) -> bool:
-    """A loop whose iterations each give a row: ``Loop(count, true) -> rows``."""
+    """Replace a loop with one row per iteration: ``Loop(count, true) -> rows``."""
     body = loop.attributes["body"].as_graph()
     if len(loop.inputs) != 2 or len(loop.outputs) != 1 or len(body.outputs) != 2:
         return False
@@ -87,9 +87,9 @@ def _replace_scan_output(loop: ir.Node) -> bool:
 
 
 def _replace_sequence(loop: ir.Node) -> bool:
-    """A loop that counts for itself and inserts a row: ``Loop("", more, [], 0) -> sequence, count``, concatenated after it.
+    """Replace a loop that counts itself and inserts rows: ``Loop("", more, [], 0) -> sequence, count`` and a concatenation.
 
-    The exporter writes the two that it carries in any order.
+    The exporter writes the two states in any order.
     """
     body = loop.attributes["body"].as_graph()
     if len(loop.inputs) != 4 or len(loop.outputs) != 2 or len(body.outputs) != 3 or loop.inputs[0] is not None:
@@ -123,18 +123,18 @@ def _replace_sequence(loop: ir.Node) -> bool:
 
 
 def _fits(node: ir.Node, loop: ir.Node, bag: _Bag) -> bool:
-    """Whether a node's output may become the results of all bags."""
+    """True if a node's output can be replaced by the results of all bags."""
     return isinstance(loop.graph, ir.Graph) and bag.is_sound(loop.graph) and node.outputs[0].dtype in (None, bag.dtype)
 
 
 def _write(node: ir.Node, bag: _Bag) -> None:
-    """Put the results of all bags, [bags, width], in the place of a node's output."""
+    """Replace a node's output by the results of all bags, [bags, width]."""
     assert isinstance(node.graph, ir.Graph)
     builder = Builder(node.graph, before=node)
     rows, offsets = bag.rows.write(builder), builder.cast(builder.tensor(bag.offsets), _INDEX)
     one, first, last = (builder.integers([number]) for number in (1, 0, -1))
     count = builder.op("Shape", rows, start=0, end=1)
-    # A row is of the last bag that starts at it or before. What follows the last offset is of one bag more, and left out.
+    # A row belongs to the last bag that starts at or before it. Rows after the last offset form another bag, which is dropped.
     starts = builder.op("ConstantOfShape", count + one, value=ir.tensor(np.zeros(1, np.int64)), dtype=_INDEX)
     ones = builder.op("Expand", one, builder.op("Shape", offsets))
     places = builder.op("CumSum", scatter_add(starts, offsets, ones, axis=0), builder.scalar(0, _INDEX)) - 1
@@ -152,7 +152,7 @@ def _write(node: ir.Node, bag: _Bag) -> None:
 
 
 def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
-    """What a body computes of the rows of a bag in the iteration that ``index`` counts, where it is a sum or a mean."""
+    """Return the sum or mean that a body computes over the rows of bag ``index``, or None."""
     node = _producer(value)
     if node is None:
         return None
@@ -168,7 +168,7 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
             return _decided(node, index)
         case "Div":
             bag, size = _bag(node.inputs[0], index), _producer(node.inputs[1], "Sub")
-            # The last bag's mean: the exporter divides by the rows from its start on.
+            # mean of the last bag: the exporter divides by the number of rows from its start on
             if bag is None or bag.mean or size is None or _element(size.inputs[1], index) != (bag.offsets, 0):
                 return None
             return replace(bag, mean=True)
@@ -176,7 +176,7 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
 
 
 def _decided(node: ir.Node, index: ir.Value) -> _Bag | None:
-    """What a body's If computes: the branch that is taken, the one for bags that are not empty, or what both compute."""
+    """Return the bag from a body's If: of the branch taken, the branch for nonempty bags, or both if equal."""
     branches = [node.attributes[name].as_graph().outputs[0] for name in ("then_branch", "else_branch")]
     condition = _producer(node.inputs[0])
     if condition is not None and len(condition.inputs) == 2:
@@ -195,7 +195,7 @@ def _decided(node: ir.Node, index: ir.Value) -> _Bag | None:
 
 
 def _rows(value: ir.Value | None, index: ir.Value) -> tuple[_Rows, ir.Value] | None:
-    """The rows of a bag and the offsets that it lies between: cut from all rows, or gathered by indices that are cut."""
+    """Return the rows of a bag and its offsets: sliced from all rows, or gathered at sliced indices."""
     if (cut := _cut(value, index)) is not None:
         return _Rows(value=cut[0]), cut[1]
     factors = None
@@ -212,7 +212,7 @@ def _rows(value: ir.Value | None, index: ir.Value) -> tuple[_Rows, ir.Value] | N
 
 
 def _cut(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """What a slice from one offset to the next is cut from, and the offsets: one more than there are bags."""
+    """Return the source of a slice between consecutive offsets, and the offsets: one more than there are bags."""
     node = _producer(value, "Slice")
     if node is None or node.inputs[0] is None or _axes(node, 3) not in (None, [0]) or _axes(node, 4) not in (None, [1]):
         return None
@@ -225,7 +225,7 @@ def _cut(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, ir.Value] |
 
 
 def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | None:
-    """The vector that a value is one element of, and how far after ``index`` it lies there."""
+    """Return the vector that a value is an element of, and its position relative to ``index``."""
     node = _producer(value)
     if node is None or not node.inputs or node.inputs[0] is None:
         return None
@@ -241,7 +241,7 @@ def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | 
 
 
 def _position(value: ir.Value | None, index: ir.Value) -> int | None:
-    """How much is added to ``index``."""
+    """Return the number added to ``index``."""
     while value is not None and value is not index:
         node = value.producer()
         if node is None:
@@ -258,7 +258,7 @@ def _position(value: ir.Value | None, index: ir.Value) -> int | None:
 
 
 def _is_rest(vector: ir.Value, offsets: ir.Value) -> bool:
-    """Whether a vector is the offsets but the first."""
+    """True if a vector is the offsets without the first."""
     known, all_known = constant_array(vector), constant_array(offsets)
     if known is not None and all_known is not None:
         return np.array_equal(known, all_known[1:])
@@ -270,7 +270,7 @@ def _is_rest(vector: ir.Value, offsets: ir.Value) -> bool:
 
 
 def _counts_bags(count: ir.Value | None, offsets: ir.Value) -> bool:
-    """Whether a number is one less than there are offsets."""
+    """True if a number is one less than the number of offsets."""
     difference, known = _producer(count, "Sub"), constant_array(offsets)
     shapes = [value.shape for value in (offsets, _source(offsets)) if value is not None and value.shape is not None]
     extents = [shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)] if known is None else [len(known)]
@@ -290,7 +290,7 @@ def _counts_bags(count: ir.Value | None, offsets: ir.Value) -> bool:
 
 
 def _counted(value: ir.Value | None) -> ir.Value | None:
-    """The vector whose elements a number counts."""
+    """Return the vector whose length a number is."""
     node = _producer(value)
     while node is not None and node.op_type in {*_RESHAPED, "Gather"}:
         if node.op_type == "Gather" and _number(node.inputs[1]) != 0:
@@ -327,17 +327,17 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """What computes a value but for its dtype, where it is of one of these operators."""
+    """Return the producer of a value before casts, if it is one of these operators."""
     return producer_of(_source(value), *op_types)
 
 
 def _source(value: ir.Value | None) -> ir.Value | None:
-    """The value that another is but for its dtype."""
+    """Return a value before casts."""
     return None if value is None else origin_of(value, _PASSED)
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """The one element of a constant, in whatever dtype."""
+    """Return the single element of a constant of any dtype."""
     for known in (constant_array(value), constant_array(_source(value))):
         if known is not None and known.size == 1:
             return known.item()
@@ -345,7 +345,7 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _axes(node: ir.Node, place: int = 1) -> list[int] | None:
-    """The axes of a node, or other integers that it reads at a place; None where it has none."""
+    """Return the axes of a node, or the integers in another operand; None if it has none."""
     if len(node.inputs) > place and node.inputs[place] is not None:
         known = constant_array(node.inputs[place])
         return [] if known is None else known.tolist()

@@ -1,14 +1,12 @@
-"""Parameters as a module had them, of what exporters note beside tensors, name, merge and fold.
+"""Original parameters of a PyTorch module, from the metadata and names of exporters.
 
-A model that is exported with the optimizer of the newer exporter (``dynamo=True``) holds tensors that were computed ahead of
-time. It notes beside a tensor whether it was a parameter, and what it was computed from. The notes say which tensors are weights:
-a table of positions, a mask or a grid is none, and a transposed weight is one.
+The optimizer of the newer exporter (``dynamo=True``) precomputes tensors. It records for each tensor if it was a parameter and
+from which tensors it was computed. So a transposed weight is a weight, but a table of positions, a mask or a grid is none.
 
-Parameters that an exporter merged because they were equal become separate again. At initialization many parameters are equal
-(scales of one, biases of zero). The TorchScript exporter then writes one initializer, and ``Identity`` nodes on it whose outputs
-carry the names of the others. A model that shares a weight on purpose has one initializer with several consumers, and no
-Identity; but a weight that the exporter computes ahead of time, such as a transposed one, it computes for each call of the layer,
-and merges in the same way, under names of its own.
+Equal parameters that an exporter merged are separated again. In a fresh model many are equal (scales of one, biases of zero): the
+TorchScript exporter then writes one initializer, and ``Identity`` nodes whose outputs have the other names. A deliberately shared
+weight is one initializer with several consumers and no Identity. But weights that the exporter precomputes, such as transposed
+ones, are computed per call of the layer and merged in the same way, under generated names.
 """
 
 from __future__ import annotations
@@ -39,19 +37,19 @@ PARAMETER = "PARAMETER"
 _REARRANGES = re.compile(
     r"(val|zeros|ones|full|arange|t|numpy_t|permute|transpose|view|_unsafe_view|reshape|unsqueeze|squeeze|clone|alias|detach)(_\d+)?"
 )
-"""What the exporter calls values inside of an operator of the module, constants, and what only has elements in another order."""
+"""Names that the exporter gives to intermediate values, constants, and rearranged tensors."""
 _TOKEN = re.compile(r"%(\w+)")
 _BIASED = ("Gemm", "Conv", "ConvTranspose")
-"""Operators whose third input is a bias of the second axis of what they give."""
+"""Operators whose third input is a bias along the second axis of the result."""
 _ENTRY = re.compile(r"^(\S+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 
 
 def is_no_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
-    """Whether the exporter says that an initializer was no parameter, nor computed from one; False where it is silent.
+    """True if the exporter recorded that an initializer was no parameter and not computed from one; False without a record.
 
     Args:
         value: the initializer.
-        kinds: what ``noted_kinds`` gives.
+        kinds: the result of ``noted_kinds``.
     """
     kind = value.metadata_props.get(KIND) or kinds.get(value.name or "")
     if kind is not None:
@@ -61,32 +59,32 @@ def is_no_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
 
 
 def is_parameter(value: ir.Value, kinds: Mapping[str, str]) -> bool:
-    """Whether the exporter says that an initializer was a parameter."""
+    """True if the exporter recorded an initializer as a parameter."""
     return (value.metadata_props.get(KIND) or kinds.get(value.name or "")) == PARAMETER
 
 
 def noted_kinds(graph: ir.Graph) -> dict[str, str]:
-    """Return the kind of each tensor of the exported module, by its name in the module and by that in the exported graph."""
+    """Return the kind of each tensor of the exported module, by its name in the module and in the exported graph."""
     return {name: kind for node, kind, target in _entries(graph) for name in (node, target)}
 
 
 def _entries(graph: ir.Graph) -> list[tuple[str, str, str]]:
-    """Name in the exported graph, kind and name in the module of each tensor that the signature lists."""
+    """Return the name in the exported graph, the kind, and the name in the module, for each tensor in the signature."""
     return _ENTRY.findall(graph.metadata_props.get(SIGNATURE, ""))
 
 
 def missing_parameters(graph: ir.Graph) -> set[str]:
-    """Return the parameters of the exported module that neither are initializers nor were computed into one."""
+    """Return the parameters of the exported module that no initializer is or was computed from."""
     computed = {source for value in graph.initializers.values() for source in _sources(value)}
     targets = {target for _, kind, target in _entries(graph) if kind == PARAMETER}
     return targets.difference(graph.initializers, computed)
 
 
 def lost_parameters(graph: ir.Graph) -> list[str]:
-    """Return the parameters that an operator of the exported module reads, and its nodes in the model do not.
+    """Return the parameters that the exported module reads but its nodes in the model do not.
 
-    Those of a batch normalization that was folded are left out, as ``folded_layers`` tells of them. Of a parameter that no
-    operator names nothing is known: the module may not use it, or have it by two names.
+    Parameters of folded batch normalizations are excluded, see ``folded_layers``. Nothing is known about a parameter that no
+    operator names: the module may not use it, or have it under two names.
     """
     missing = missing_parameters(graph)
     targets = {node: target for node, kind, target in _entries(graph) if kind == PARAMETER}
@@ -100,11 +98,11 @@ def lost_parameters(graph: ir.Graph) -> list[str]:
 
 
 def parameters_behind(value: ir.Value, kinds: Mapping[str, str]) -> list[str]:
-    """Return the parameters that the exporter computed an initializer from; none where it only put elements in another order.
+    """Return the parameters that an initializer was computed from; empty if the exporter only rearranged elements.
 
     Args:
         value: the initializer.
-        kinds: what ``noted_kinds`` gives.
+        kinds: the result of ``noted_kinds``.
     """
     sources = _sources(value)
     passed = (value.name or "", *(source for source in sources if source not in kinds))
@@ -114,13 +112,13 @@ def parameters_behind(value: ir.Value, kinds: Mapping[str, str]) -> list[str]:
 
 
 def tie_copies(model: ir.Model) -> bool:
-    """Let what reads a copy of a weight that the exporter made, as it is or transposed, read the weight, in place.
+    """Connect readers of a copied or transposed weight to the original, in place.
 
-    A language model's head that shares the table of its embedding comes as a table and a transposed copy, which would train as
+    A language model's head that shares its embedding's table is exported as the table and a transposed copy, which would train as
     two weights.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     graph = model.graph
     first = next(iter(graph), None)
@@ -142,14 +140,14 @@ def tie_copies(model: ir.Model) -> bool:
 
 
 def restore_parameters(model: ir.Model) -> bool:
-    """Give each parameter that the exporter merged with an equal one, or left out, an initializer of its own again, in place.
+    """Restore initializers of parameters that the exporter merged with equal ones or dropped, in place.
 
-    Scales of one and biases of zero are equal in all layers of a fresh model, and the zeros are no longer added after a product.
-    A node notes the call of the module that it is a part of, with the parameters that the call reads: where the nodes of a call
-    read as many, they are the same in order.
+    In a fresh model, scales of one and biases of zero are equal in all layers, and the zeros are not even added. Each node
+    records its module call with the parameters that the call reads. If the call's nodes read equally many, they correspond in
+    order.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     graph = model.graph
     kinds = noted_kinds(graph)
@@ -164,11 +162,11 @@ def restore_parameters(model: ir.Model) -> bool:
     restored: dict[str, ir.Value] = {}
     for call, nodes in calls.items():
         if any(map(says_folded, nodes)):
-            continue  # The layer's own weights stand where those of the batch normalization were.
+            continue  # the layer's own weights replaced those of the batch normalization
         operands = [_Operand(node, place) for node in nodes for place, value in enumerate(node.inputs) if value]
         named = dict.fromkeys(targets[token] for token in _TOKEN.findall(call) if token in targets)
         read = [operand for operand in operands if operand.value.is_initializer() and kinds.get(operand.name) == PARAMETER]
-        # Parameters of other calls stand for those of this one that were merged with them; its own may be read several times.
+        # Parameters of other calls are substitutes for merged ones; the call's own may be read several times.
         standing_in = [operand for operand in read if operand.name not in named]
         absent = [name for name in named if name in missing]
         if len(standing_in) == len(absent):
@@ -182,7 +180,7 @@ def restore_parameters(model: ir.Model) -> bool:
 
 
 class _Operand(NamedTuple):
-    """An input of a node that is there."""
+    """A present input of a node."""
 
     node: ir.Node
     place: int
@@ -202,7 +200,7 @@ class _Operand(NamedTuple):
 
 
 def _add_bias(nodes: list[ir.Node], name: str, restored: dict[str, ir.Value]) -> None:
-    """Add zeros to the one product or convolution of a call, whose bias was left out because it is zero."""
+    """Add zeros to the single product or convolution of a call whose zero bias was dropped."""
     products = [node for node in nodes if node.op_type in _BIASED and node.domain == "" and len(node.inputs) == 2]
     if len(products) != 1 or products[0].outputs[0].shape is None or products[0].outputs[0].dtype is None:
         return
@@ -215,7 +213,7 @@ def _add_bias(nodes: list[ir.Node], name: str, restored: dict[str, ir.Value]) ->
 
 
 def _initializer(name: str, tensor: ir.TensorProtocol | None) -> ir.Value:
-    """An initializer over a tensor that another may share: nothing writes to a tensor of a model."""
+    """Return an initializer with a tensor that may be shared: tensors of a model are never written to."""
     assert tensor is not None
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
     value.metadata_props[KIND] = PARAMETER
@@ -223,7 +221,7 @@ def _initializer(name: str, tensor: ir.TensorProtocol | None) -> ir.Value:
 
 
 def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:
-    """The order of axes that makes one tensor of the other, empty where it is the same; None where it is another one."""
+    """Return the axis order that turns one tensor into the other, empty if they are equal, or None."""
     original, copy = constant_array(source), constant_array(copied)
     if original is None or copy is None or original.dtype != copy.dtype or original.size != copy.size:
         return None
@@ -233,7 +231,7 @@ def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:
 
 
 def _sources(value: ir.Value) -> list[str]:
-    """The names that the exporter's optimizer computed an initializer from."""
+    """Return the names from which the exporter's optimizer computed an initializer."""
     try:
         sources = ast.literal_eval(value.metadata_props.get(COMPUTED_FROM, "[]"))
     except (SyntaxError, *UNREADABLE):
@@ -246,13 +244,13 @@ _NUMBER_OF_CALL = re.compile(r"_\d+$")
 
 
 def untie_parameters(model: ir.Model) -> bool:
-    """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name.
+    """Replace, in place, ``Identity(initializer)`` nodes by initializers with the names of their outputs.
 
-    Where a layer is called twice, and the exporter computed its weight for each call, both calls read one weight. An initializer
-    that only one Identity reads was merged with nothing, and keeps its own name.
+    If a layer is called twice and its weight was precomputed per call, both calls read one weight. An initializer read by only
+    one Identity was not merged and keeps its name.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     graph = model.graph
     merged = _merged(graph)
@@ -277,12 +275,12 @@ def untie_parameters(model: ir.Model) -> bool:
 
 
 def is_computed(weight: ir.Value) -> bool:
-    """Whether a weight has a name that the exporter made up: it is no parameter of the module, but computed from some."""
+    """True if a weight has a generated name: it is no parameter of the module, but computed from some."""
     return _COMPUTED.fullmatch(weight.name or "") is not None
 
 
 def _merged(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """Return the outputs of ``Identity`` that were parameters, in order, and the initializer that each was merged into."""
+    """Return the outputs of ``Identity`` nodes that were parameters, in order, with the initializer that each was merged into."""
     merged: dict[ir.Value, ir.Value] = {}
     for node in graph:
         operand = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
@@ -295,16 +293,16 @@ def _merged(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
 
 
 def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Collection[str | None]) -> Hashable:
-    """Return what tells a computed weight from others that are merged with it: it is the same for all calls of one layer.
+    """Return a key that is equal for a computed weight in all calls of one layer.
 
-    The exporter names nodes after the module in whose call they stand. Numbers that differ among each other are equal where a
-    module is called again, and in copies of one that was not trained yet. Of numbers that are all alike, as biases of zero, the
-    other weights of their reader have to be the same, too.
+    The exporter names nodes after the module of the call. Equal weights with varying elements belong to repeated calls of one
+    module, or to copies of an untrained one. For uniform weights, such as zero biases, the reader's other weights must be equal
+    too.
 
     Args:
-        weight: one that was merged, or that others were merged into.
-        merged: as ``_merged`` returns it.
-        modules: that nodes are named after.
+        weight: a merged weight, or one that others were merged into.
+        merged: the result of ``_merged``.
+        modules: the modules in node names.
     """
     source = merged.get(weight, weight)
     reader = next((reader for reader, _ in weight.uses() if reader.outputs[0] not in merged), None)
@@ -319,27 +317,26 @@ def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Co
 
 
 def _module_and_name(node: ir.Node) -> tuple[str | None, str]:
-    """The module that a node is named after, and what it is called there; no module where the name says none."""
+    """Return the module in a node's name and the remaining name; None without a module."""
     module, slash, name = (node.name or "").rpartition("/")
     return (module, name) if slash else (None, "")
 
 
 def _differs(weight: ir.Value) -> bool:
-    """Whether the elements of a weight differ among each other."""
+    """True if the elements of a weight are not all equal."""
     array = constant_array(weight)
     return array is not None and array.size > 1 and bool((array != array.flat[0]).any())
 
 
 def separate_statistics(model: ir.Model) -> bool:
-    """Give running statistics initializers of their own, in place, where another layer, or a scale or bias, has the same one.
+    """Give running statistics their own initializers, in place, if another layer or a scale or bias shares them.
 
-    In a fresh model the running means and biases are zero, and the running variances and scales are one; an optimizer of graphs
-    that keeps equal tensors once makes one initializer of them. Training moves each in its own way. An initializer whose
-    elements differ was merged with no scale or bias: what reads it beside a layer's statistics means the statistics. Layers with
-    the same scale and bias are one layer that is called several times, and share their statistics.
+    In a fresh model, running means and biases are zero, running variances and scales one, and a graph optimizer may store equal
+    tensors once. But training changes each differently. An initializer with varying elements was not merged with a scale or bias:
+    its other readers use the statistics. Layers with the same scale and bias are calls of one layer and share statistics.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     graph = model.graph
     names = Names.of(graph)
@@ -358,10 +355,9 @@ def separate_statistics(model: ir.Model) -> bool:
 
 
 def _separate_layers(graph: ir.Graph, names: Names) -> bool:
-    """Give each layer after the first that reads a fresh running statistic one of its own, in place.
+    """Give each layer that reads a fresh running statistic, except the first, its own copy, in place.
 
-    Statistics that were updated differ from channel to channel. Layers that read the same ones of these keep them
-    (``shared_statistics``).
+    Updated statistics vary between channels; layers that read the same ones keep sharing them (``shared_statistics``).
     """
     separated = False
     for name, layers in _layers_by_statistic(graph):
@@ -377,13 +373,13 @@ def _separate_layers(graph: ir.Graph, names: Names) -> bool:
 
 
 def shared_statistics(model: ir.Model) -> dict[str, int]:
-    """Return the running statistics that layers with scales or biases of their own share, and how many layers."""
+    """Return the running statistics shared by layers with different scales or biases, and the number of layers."""
     return {name: len(layers) for name, layers in _layers_by_statistic(model.graph)}
 
 
 def _layers_by_statistic(graph: ir.Graph) -> Iterator[tuple[str, list[list[tuple[ir.Node, int]]]]]:
-    """Give the running statistics of several layers, with the operands of each layer that are such a statistic."""
-    # A module has each buffer by its own name, and a layer that shares one does so on purpose.
+    """Yield the running statistics of several layers, with the operands of each layer that use them."""
+    # In a module each buffer has its own name, so sharing is deliberate.
     for name, value in () if OF_MODULE.is_on(graph) else list(graph.initializers.items()):
         layers: dict[Hashable, list[tuple[ir.Node, int]]] = {}
         for node, index in value.uses():
@@ -394,7 +390,7 @@ def _layers_by_statistic(graph: ir.Graph) -> Iterator[tuple[str, list[list[tuple
 
 
 def _identity(operand: ir.Value | None) -> Hashable:
-    """What tells a scale or bias from others: itself, or the numbers that a layer without one has in its place."""
+    """Return a key for a scale or bias: the operand, or the numbers of a constant in its place."""
     array = None if operand is None or operand.is_initializer() else constant_array(operand)
     return operand if array is None else array.tobytes()
 
@@ -408,7 +404,7 @@ _PARAMETERS = {
     "InstanceNormalization": (1, 2),
     "LayerNormalization": (1, 2),
 }
-"""Which operands of an operator are scales and biases, which start as ones and zeros."""
+"""Operator -> indices of scales and biases, initially ones and zeros."""
 
 
 def _is_parameter(node: ir.Node, index: int) -> bool:
@@ -420,7 +416,7 @@ def _is_statistic(node: ir.Node, index: int) -> bool:
 
 
 def _names_the_operation(node: ir.Node) -> bool:
-    """Whether the output is named after the node, as a computation's is, and not after a parameter."""
+    """True if the output is named after the node, as for a computation, and not after a parameter."""
     output = node.outputs[0].name or ""
     return bool(node.name) and output.startswith((f"{node.name}_output_", f"{node.name}:"))
 
@@ -428,20 +424,20 @@ def _names_the_operation(node: ir.Node) -> bool:
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _RULE = "FuseBatchNormInto"
 _COMPUTED_AHEAD = re.compile(r"onnx::Conv_\d+")
-"""What PyTorch's older exporter calls the operands of a convolution that it computed; parameters keep their own names."""
+"""Names that PyTorch's older exporter gives to computed operands of a convolution; parameters keep their names."""
 _RUNTIME_PREFIX = "ConvBnFusion_"
 _TENSORFLOW_BIAS = re.compile(r".*(/batchnorm/sub|_bias_fused_bn)(:0)?")
-"""The bias that TensorFlow's graph optimizer leaves of Keras' layer, beta - mean * scale, and what tf2onnx calls its own."""
+"""Names of the folded bias, beta - mean * scale, by TensorFlow's graph optimizer (Keras' layer) and by tf2onnx."""
 _AUTHORS_WHO_FOLD = frozenset({"Ultralytics"})
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def folded_layers(model: ir.Model) -> dict[str, str]:
-    """Return the layers that hold a folded batch normalization: weight's name -> bias's name, empty where there is none.
+    """Return the layers with a folded batch normalization: weight name -> bias name, empty without a bias.
 
-    Known are the files of both exporters of PyTorch, TensorFlow, tf2onnx, ONNX Runtime's optimizer, Ultralytics and burnish. Of a
-    file that says nothing nothing is said: a network that was built without normalization looks the same. A layer that is
-    followed by batch normalization has got a new one since.
+    Recognizes files of both PyTorch exporters, TensorFlow, tf2onnx, ONNX Runtime's optimizer, Ultralytics and burnish. Without
+    such traces a network built without normalization looks the same, so it is not reported. Nor is a layer followed by batch
+    normalization: it got a new one since.
 
     Args:
         model: a canonical model.
@@ -458,7 +454,7 @@ def folded_layers(model: ir.Model) -> dict[str, str]:
 
 
 def says_folded(node: ir.Node) -> bool:
-    """Whether a note at a node says that a batch normalization was folded into it."""
+    """True if a node's metadata say that a batch normalization was folded into it."""
     return FOLDED.is_on(node) or _RULE in node.metadata_props.get(_RULES, "")
 
 
@@ -470,12 +466,12 @@ def _is_named_so(names: list[str]) -> bool:
 
 
 def _is_of_author(node: ir.Node, names: list[str], author: str | None) -> bool:
-    """Whether a convolution has the bias of one that was folded, in a file of those who fold all before they export."""
+    """True if a convolution has a bias and the file's author folds all batch normalization before exporting."""
     return author in _AUTHORS_WHO_FOLD and node.op_type == "Conv" and len(names) == 2 and bool(names[1])
 
 
 def _initializer_name(value: ir.Value | None) -> str:
-    """The name of an operand that is an initializer, or one that is transposed; else nothing."""
+    """Return the name of an operand that is a possibly transposed initializer, else an empty text."""
     while value is not None and (producer := producer_of(value, "Transpose", "Identity", "Reshape")) is not None:
         value = producer.inputs[0]
     return value.name or "" if value is not None and value.is_initializer() else ""

@@ -1,18 +1,18 @@
-"""Forms in which PyTorch's exporters write functions, transpositions and biases; subgradients that PyTorch has.
+"""Functions, transpositions, biases and subgradients as PyTorch's exporters write them.
 
-``atan2``, ``sinc``, ``xlogy`` and ``cosine_similarity`` are written with 0/0 in them. They get a form that is the same everywhere
-else, and has PyTorch's value and gradient there.
+``atan2``, ``sinc``, ``xlogy`` and ``cosine_similarity`` are exported with 0/0. They get a form with PyTorch's value and gradient
+there, equal elsewhere.
 
-What transposes the keys of ``scaled_dot_product_attention`` is written for all leading axes as one: Reshape to [samples * heads,
-keys, extent], Transpose, and Reshape back. As a transposition of the last two axes alone, the product after it reads one
-Transpose in place, the samples keep their name, and attention is recognized.
+The transposed keys of ``scaled_dot_product_attention`` are exported with joined leading axes: Reshape to [samples * heads, keys,
+extent], Transpose, and Reshape back. Rewritten as one Transpose of the last two axes, the samples keep their name, and attention
+is recognized.
 
-The newer exporter writes ``Conv3d(bias=False)`` with zeros of shape ``[channels, 2]``, which no runtime takes.
+The newer exporter writes ``Conv3d(bias=False)`` with zeros of shape ``[channels, 2]``, which no runtime accepts.
 
-Of derivatives the standard says nothing, and one operator of it stands for several of PyTorch: ReduceMax for ``amax``, whose ties
-share a gradient, and for ``max(dim)``, whose first extreme has it all; Clip for ``clamp``, which passes a gradient on its bounds,
-and for ``hardtanh``, which does not. The newer exporter notes the call with each node. In a file of the older one, which notes
-nothing, the call that is more likely counts.
+The standard does not define derivatives, and one operator may represent several of PyTorch: ReduceMax is ``amax``, whose ties
+share a gradient, and ``max(dim)``, whose first extreme gets all of it; Clip is ``clamp``, which passes a gradient at its bounds,
+and ``hardtanh``, which does not. The newer exporter records the call with each node. For the older one, the more likely call is
+assumed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from burnish.graph.uses import only_user, origin_of, producer_of, remove_unread
 from burnish.importer.export_notes import CALL
 
 LONGEST_EPSILON = 1e-6
-"""Beyond it, what the older exporter makes of ``cosine_similarity`` is another function that one would notice."""
+"""Largest bound for which the older exporter's ``cosine_similarity`` does not noticeably differ."""
 
 
 def restore_exported_functions(model: ir.Model) -> bool:
-    """Write, in place, such functions of a model that PyTorch exported without 0/0.
+    """Replace, in place, exported functions with 0/0 by forms without it.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     restored = False
     for graph in list(model.graphs()):
@@ -56,7 +56,7 @@ def restore_exported_functions(model: ir.Model) -> bool:
 
 
 def _accepts(match: Match) -> bool:
-    """Whether the bound of a cosine, if there is one, is a small one of the lengths of two vectors."""
+    """True if the bound of a cosine, if any, is small and applies to the lengths of two vectors."""
     return "epsilon" not in match.found or (
         0 < match["epsilon"] <= LONGEST_EPSILON and _is_square(match["a"]) and _is_square(match["b"])
     )
@@ -70,7 +70,7 @@ def _is_square(value: ir.Value) -> bool:
 
 
 def _atan2(builder: Builder, match: Match) -> Tensor:
-    """The angle of (x, y), by the quotient that is at most 1; 0 at the origin."""
+    """Emit the angle of (x, y) from the quotient that is at most 1; 0 at the origin."""
     y, x = builder.tensor(match["y"]), builder.tensor(match["x"])
     zero, one = builder.scalar(0, y), builder.scalar(1, y)
     is_steep = builder.op("Greater", builder.op("Abs", y), builder.op("Abs", x))
@@ -95,7 +95,7 @@ def _xlogy(builder: Builder, match: Match) -> Tensor:
 
 
 def _cosine(builder: Builder, match: Match) -> Tensor:
-    """The product of two vectors by their lengths, each of which is bounded, and its bound without a gradient."""
+    """Emit the product of two vectors divided by their lengths, each with a lower bound that stops no gradient."""
     squares = [_sum_of_squares(builder, match[name], match["product"]) for name in ("a", "b")]
     lengths = [builder.op("Max", builder.op("Sqrt", square), match["epsilon"]) for square in squares]
     for length in lengths:
@@ -106,7 +106,7 @@ def _cosine(builder: Builder, match: Match) -> Tensor:
 
 
 def _sum_of_squares(builder: Builder, total: ir.Value, product: ir.Value) -> Tensor:
-    """The sum of squares; those of a weight are computed from it again, if the exporter stored them next to it."""
+    """Return the sum of squares, recomputed from a weight if the exporter stored its squares."""
     reduction, dot = producer_of(total, "ReduceSum"), producer_of(product, "ReduceSum")
     factors = None if dot is None else producer_of(dot.inputs[0], "Mul")
     stored = None if reduction is None else constant_array(reduction.inputs[0])
@@ -155,9 +155,9 @@ _JOINED = Node(
 
 
 def join_transpositions(model: ir.Model) -> bool:
-    """Replace, in place, every such Reshape, Transpose and Reshape in the main graph by a Transpose; return whether any was.
+    """Replace, in place, Reshape, Transpose and Reshape in the main graph by one Transpose; return True if there were any.
 
-    For a model whose shapes are inferred; where extents are not known to be the same, nodes stay as they are.
+    Shapes must be inferred; nodes stay unless extents are known to be equal.
     """
     joined = False
     for node in list(model.graph):
@@ -174,13 +174,13 @@ def join_transpositions(model: ir.Model) -> bool:
 
 
 def _transposes(matrices: ir.Shape | None, batch: ir.Shape | None, result: ir.Shape | None) -> bool:
-    """Whether matrices of one shape, taken for one batch of them and transposed, come out in the shape ``result``."""
+    """True if the nodes transpose each matrix of the batch and restore the other axes."""
     if matrices is None or batch is None or result is None:
         return False
     if len(matrices) < 3 or len(batch) != 3 or len(result) != len(matrices):
         return False
     *leading, rows, columns = matrices.dims
-    # The first extent follows from the others: no element is lost.
+    # The first extent follows from the others, since the number of elements is the same.
     pairs = zip((rows, columns, *leading[1:], columns, rows), (*batch.dims[1:], *result.dims[1:]), strict=True)
     return all(same_dimension(one, other) for one, other in pairs)
 
@@ -189,9 +189,9 @@ _PASSING = ("Cast", "CastLike", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def leave_out_zero_biases(model: ir.Model) -> bool:
-    """Leave out, in place, every bias of a convolution that is a broadcast zero; return whether there was any.
+    """Remove, in place, biases of convolutions that are broadcast zeros; return True if there were any.
 
-    A zero that the file holds as such, in the shape of a bias, is one that trains, and stays.
+    A zero bias stored in full shape is trainable and stays.
     """
     changed = False
     for node in list(model.graph.all_nodes()):
@@ -225,14 +225,14 @@ def _is_broadcast_zero(value: ir.Value) -> bool:
 
 _TARGET = re.compile(r"target=torch\.ops\.aten\.(\w+)(?:\.(\w+))?")
 _COPIED = re.compile(r"args = \(%clone")
-"""``cosine_similarity`` copies the lengths, and bounds the copies without autograd; ``normalize`` bounds the lengths with it."""
+"""``cosine_similarity`` clones the lengths and clamps the clones without autograd; ``normalize`` clamps the lengths with it."""
 _CLAMPS = frozenset({"clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "clip", "clip_"})
 _RELU6 = (0.0, 6.0)
-"""Without a note, this activation is more likely than a clamp with its bounds."""
+"""Without a record, this activation is more likely than a clamp with its bounds."""
 
 
 def note_subgradients(model: ir.Model) -> None:
-    """Note, in place, the subgradients of a model that PyTorch exported."""
+    """Record, in place, the subgradients of a model exported by PyTorch."""
     nodes = [node for node in model.graph.all_nodes() if node.domain == ""]
     are_noted = any(CALL in node.metadata_props for node in nodes)
     modules: dict[str, set[str]] = defaultdict(set)
@@ -261,8 +261,8 @@ def _subgradient_of_call(node: ir.Node) -> str | None:
 
 
 def _likely_subgradient(node: ir.Node, modules: Mapping[str, set[str]]) -> str | None:
-    """The subgradient of what PyTorch most likely called, where no node notes its call."""
-    if node.op_type in ("Max", "Min"):  # The minimum of a maximum is how clamp is written where the bounds are tensors.
+    """Return the subgradient of the most likely PyTorch call if no calls are recorded."""
+    if node.op_type in ("Max", "Min"):  # clamp with tensor bounds is a minimum of a maximum
         inner, outer = (
             (node, only_user(node.outputs[0], "Min")) if node.op_type == "Max" else (producer_of(node.inputs[0], "Max"), node)
         )
@@ -287,5 +287,5 @@ def _bounds(node: ir.Node) -> tuple[float, ...]:
 
 
 def _module_of(node: ir.Node) -> str:
-    """The module that a node's name begins with: ``/features/2`` of ``/features/2/Clip``."""
+    """Return the module in a node's name: ``/features/2`` of ``/features/2/Clip``."""
     return (node.name or "").rpartition("/")[0]

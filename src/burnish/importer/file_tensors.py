@@ -1,17 +1,16 @@
-"""Tensors that need no memory, as a file holds them, its own or one with external data; copies of models without weights.
+"""Tensors that stay in files instead of memory, and copies of models without weights.
 
-A program keeps the weights that training starts from, beside the state that it trains: in memory, they would be there twice. A
-model's file, and those with its external data, stay open, so that they may be moved, replaced or removed; only writing over one
-in place is noticed, and refused.
+A program keeps the initial weights next to the trained state, which would take twice the memory. A model's file and its external
+data stay open, so that they may be moved, replaced or removed; writing over them in place is detected and refused.
 
-Large weights of an ONNX file are read from where they stand in it. The protobuf parser holds a file's bytes, its own copy of
-them, and hands out a third. Our reader goes through the fields of a model and of its graph as they are encoded (protobuf's wire
-format), takes the raw data of large initializers once, and leaves the rest, small, to the parser.
+The protobuf parser holds a file's bytes and its own copy, and returns a third. So our reader walks over the encoded fields of a
+model and its graph (protobuf's wire format), reads the raw data of large initializers once, and passes only the small rest to the
+parser.
 
-External data is read only from inside the model's folder, and only when the file holds what the tensor declares.
+External data is read only from inside the model's folder, and only if the file is as long as the tensor requires.
 
-The functions of ``onnx`` that serialize what they are given get copies of a model without its weights. A serialized proto ends at
-2 GB, and none of those functions reads a weight: weights become graph inputs of their dtype and shape in the copy.
+A serialized proto is limited to 2 GB, so the functions of ``onnx`` that serialize get copies without weights, which they do not
+read: in the copy weights are graph inputs of their dtype and shape.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from burnish.errors import ModelError
 from burnish.graph import remove_node
 
 SMALL = 1024
-"""Payloads up to this many bytes stay: shapes, axes and scales that inference reads."""
+"""Largest payload that is kept, in bytes: shapes, axes and scales that inference reads."""
 
 SERIALIZABLE = 2**31 - 1
-"""The most bytes a serialized proto can have."""
+"""Largest serialized proto in bytes."""
 
 
 def without_payloads(proto: onnx.ModelProto, apart: Collection[str] = ()) -> onnx.ModelProto:
-    """Return a copy of a proto in which the initializers that are large or external are graph inputs.
+    """Return a copy of a proto with large or external initializers as graph inputs.
 
     Args:
         proto: the model.
-        apart: the initializers whose data is not in the proto.
+        apart: initializers whose data is not in the proto.
 
     Raises:
-        ModelError: what is left does not fit into one proto.
+        ModelError: the rest does not fit into one proto.
     """
     light = without_initializers(proto)
     inputs = {value.name for value in proto.graph.input}
@@ -69,7 +68,7 @@ def without_payloads(proto: onnx.ModelProto, apart: Collection[str] = ()) -> onn
 
 
 def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a proto but for the initializers of its graph."""
+    """Return a copy of a proto without the initializers of its graph."""
     copy = onnx.ModelProto()
     for descriptor, value in proto.ListFields():
         if descriptor.name != "graph":
@@ -82,7 +81,7 @@ def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def light_copy(model: ir.Model) -> ir.Model:
-    """Return a copy of a model in which initializers and Constant nodes that are large are graph inputs."""
+    """Return a copy of a model with large initializers and Constant nodes as graph inputs."""
     light = model.clone()
     graph = light.graph
     inputs = set(graph.inputs)
@@ -101,21 +100,21 @@ def light_copy(model: ir.Model) -> ir.Model:
 
 
 def large_constant(node: ir.Node) -> ir.TensorProtocol | None:
-    """Return the tensor of a Constant node when it is large."""
+    """Return the tensor of a Constant node if it is large."""
     attribute = node.attributes.get("value") if node.op_type == "Constant" else None
     if attribute is None or attribute.type != ir.AttributeType.TENSOR or attribute.is_ref():
         return None
-    tensor: ir.TensorProtocol = attribute.value  # as_tensor() counts the bytes, which texts have not
+    tensor: ir.TensorProtocol = attribute.value  # as_tensor() counts bytes, which fails for texts
     return tensor if _is_large(tensor) else None
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor has more bytes than inference reads; texts, whose bytes nothing counts, are small."""
+    """True if a tensor has more bytes than inference reads; texts, which have no byte count, are small."""
     return tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
 
 
 def payload_bytes(dtype: ir.DataType, dimensions: list[int]) -> int:
-    """Return how many bytes the elements of a tensor take, packed."""
+    """Return the number of bytes of a packed tensor."""
     return -(-math.prod(dimensions) * dtype.bitwidth // 8)
 
 
@@ -138,10 +137,10 @@ def _copy_field(target: object, name: str, value: object) -> None:
 
 
 class SourceFile:
-    """A file that is kept open to be read again, as long as nobody writes to it.
+    """A file that is kept open for later reads, as long as nobody writes to it.
 
     Args:
-        path: what it is called.
+        path: its name.
         file: the file, open for reading.
     """
 
@@ -153,20 +152,20 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: Path, file: BinaryIO) -> SourceFile | None:
-        """The file, if it is one that can be read again; None on a system where an open file cannot be replaced."""
+        """Return the file if it can be read later; None on systems on which open files cannot be replaced."""
         if not hasattr(os, "preadv") or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return None
         try:
             return cls(path, file)
-        except OSError:  # too many are open
+        except OSError:  # too many open files
             return None
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has written to the file since it was opened."""
+        """True if the file has not been written to since it was opened."""
         return self._state() == self._opened_as
 
     def read_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer of bytes from a place in the file on; return whether they are those that the file was opened with."""
+        """Fill a buffer from an offset in the file; return False if the file has changed."""
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:
@@ -181,13 +180,13 @@ class SourceFile:
 
 @dataclass(eq=False)
 class Elements:
-    """The elements of a tensor: those that are in memory, or read from the file.
+    """The elements of a tensor, in memory or in the file.
 
     Attributes:
-        array: the elements, as the file has them; None to read them when they are asked for.
-        shape, dtype, name: of the tensor; each element is a whole number of bytes.
-        file: where it is read.
-        offset: of its first byte in the file.
+        array: the elements as stored; None to read them on demand.
+        shape, dtype, name: of the tensor; each element has whole bytes.
+        file: the file.
+        offset: position of the first byte.
     """
 
     array: np.ndarray | None
@@ -205,7 +204,7 @@ class Elements:
         return ir.Tensor(array, self.dtype, name=self.name)
 
     def read(self) -> np.ndarray:
-        """Return a new array of what the file holds."""
+        """Return a new array with the contents of the file."""
         try:
             array = np.empty(self.shape, self.dtype.numpy())
         except MemoryError as error:
@@ -214,7 +213,7 @@ class Elements:
         return array
 
     def parts(self, size: int) -> Iterator[np.ndarray]:
-        """The elements in flat parts of so many bytes, of which there is one at a time."""
+        """Yield the elements in flat parts of ``size`` bytes, in a reused buffer."""
         dtype = self.dtype.numpy()
         offset, left = self.offset, math.prod(self.shape)
         buffer = np.empty(max(1, size // dtype.itemsize), dtype)
@@ -243,30 +242,30 @@ class Elements:
 
 
 class FileTensor(ir.LazyTensor):
-    """A tensor of a file, which is read there when it is asked for and its elements are not in memory."""
+    """A tensor that is read from a file on demand, unless its elements are in memory."""
 
     def __init__(self, elements: Elements):
         self._elements = elements
         super().__init__(elements, elements.dtype, ir.Shape(elements.shape), name=elements.name)
 
     def copy(self) -> FileTensor:
-        """Another tensor of the same elements, which keeps those in memory that are there, whatever this one lets go."""
+        """Return another tensor with the same elements, which keeps them in memory if this one releases them."""
         return FileTensor(replace(self._elements, name=self.name))
 
     def own_array(self) -> np.ndarray:
-        """Return its elements in an array that no one else has.
+        """Return the elements in a new array.
 
         Raises:
-            ModelError: they are to be read, and the file cannot be, or has been written to.
+            ModelError: the file cannot be read or has been written to.
         """
         elements = self._elements
         return elements.read() if elements.array is None else elements.array.copy()
 
     def parts(self, size: int) -> Iterator[np.ndarray]:
-        """Its elements in flat parts of so many bytes, which the next part may lie over.
+        """Yield the elements in flat parts of ``size`` bytes; the next part may overwrite the last.
 
         Raises:
-            ModelError: as ``own_array``.
+            ModelError: as for ``own_array``.
         """
         elements = self._elements
         if elements.array is None:
@@ -278,29 +277,29 @@ class FileTensor(ir.LazyTensor):
             yield flat[begin : begin + step]
 
     def release(self) -> None:
-        """Let the memory go, where the file is as it was."""
+        """Free the memory if the file is unchanged."""
         if self._elements.file.is_unchanged():
             self._elements.array = None
 
 
 LARGE = 1 << 16
-"""From this many bytes on, raw data is read apart from the rest."""
+"""Smallest raw data that is read separately, in bytes."""
 
-# Numbers of fields in onnx.proto.
+# field numbers in onnx.proto
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 8, 9, 13, 14
-# How a field is encoded: the kinds that ONNX uses.
+# wire types that ONNX uses
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 
 
 class Payload(NamedTuple):
-    """Raw data of an initializer, and where it begins in the file."""
+    """Raw data of an initializer and its offset in the file."""
 
     data: bytes
     offset: int
 
 
 class _Unknown(Exception):
-    """The file is not encoded as expected: the parser is to say what is wrong, or to read what is merely unusual."""
+    """The encoding is unexpected: the parser must report the problem or read the unusual form."""
 
 
 @dataclass(frozen=True)
@@ -308,19 +307,19 @@ class _Field:
     number: int
     kind: int
     start: int  # of the field's tag
-    content: int  # where its content starts
+    content: int  # of its content
     end: int
 
 
 def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]] | None:
-    """Read a file as a model without the raw data of its large initializers, and that data by the initializers' names.
+    """Read an encoded model without the raw data of large initializers, and that data by initializer name.
 
     Args:
-        file: of ``size`` bytes, open for reading from its start.
-        size: how far it may be read.
+        file: the file of ``size`` bytes, open for reading at its start.
+        size: number of bytes to read.
 
     Returns:
-        The encoded model and the data; None where the file is not one graph of differently named tensors, or damaged.
+        The encoded model and the data; None if the file is damaged or not a graph with unique tensor names.
 
     Raises:
         OSError: the file cannot be read.
@@ -343,7 +342,7 @@ def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]]
 
 
 def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, Payload]) -> bytes:
-    """An encoded tensor without its raw data, which goes to ``payloads`` if it is large."""
+    """Return an encoded tensor without large raw data, which goes to ``payloads``."""
     fields = list(_fields(file, tensor.content, tensor.end))
     numbers = [field.number for field in fields]
     raw = next((field for field in fields if field.number == _RAW_DATA and field.kind == _LENGTH), None)
@@ -358,10 +357,10 @@ def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, Payload]) -> bytes
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
-    """The fields of an encoded message; what is read between them does not disturb."""
+    """Yield the fields of an encoded message; the caller may read from the file in between."""
     position = start
     while position < end:
-        head = _bytes(file, position, min(position + 20, end))  # a tag and a length have at most ten bytes each
+        head = _bytes(file, position, min(position + 20, end))  # a tag and a length of up to ten bytes each
         tag, content = _varint(head, 0)
         number, kind = tag >> 3, tag & 7
         if kind == _LENGTH:
@@ -388,7 +387,7 @@ def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and where it ends."""
+    """Decode a number in groups of seven bits, lowest first; also return its end."""
     value = shift = 0
     while position < len(data) and shift < 70:
         byte = data[position]
@@ -400,7 +399,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _encoded(number: int, content: bytes) -> bytes:
-    """A field of bytes as it is encoded."""
+    """Encode a field of bytes."""
     return bytes(_groups(number << 3 | _LENGTH)) + bytes(_groups(len(content))) + content
 
 
@@ -413,14 +412,14 @@ def _groups(value: int) -> Iterator[int]:
 
 NAMELESS = "(of a Constant node)"
 OPEN_FILES = 64
-"""How many files of one model stay open. Some exporters write one for each weight, and a process can open about a thousand."""
+"""Number of open files per model. Some exporters write one per weight, and a process can open about a thousand."""
 
 
 class ExternalData:
-    """The files beside a model that hold data of its tensors, each opened once.
+    """External data files of a model, each opened once.
 
     Args:
-        folder: of the model; None where each tensor knows its own (``base_dir``).
+        folder: folder of the model; None to use each tensor's ``base_dir``.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -428,14 +427,14 @@ class ExternalData:
         self._files: dict[Path, SourceFile | None] = {}
 
     def read(self, tensor: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
-        """Return a tensor that is found wherever its file goes: small ones in memory, large ones in the file, which stays open.
+        """Return a tensor that stays readable if its file is moved: in memory if small, else from the open file.
 
         Args:
-            tensor: where it lies.
-            name: of the tensor that is returned.
+            tensor: the external tensor.
+            name: name of the result.
 
         Raises:
-            ModelError: its data is missing, too short or outside the folder, or the file has been written to since it was opened.
+            ModelError: its data is missing, too short or outside the folder, or the file has changed since it was opened.
         """
         path, offset, size = self._place(tensor, name)
         file = self._open(path)
@@ -455,7 +454,7 @@ class ExternalData:
         return ir.Tensor(ir.serde.deserialize_tensor(proto).numpy(), tensor.dtype, name=name)
 
     def _place(self, tensor: ir.ExternalTensor, name: str) -> tuple[Path, int, int]:
-        """The file of a tensor, where it begins there, and how many bytes it has."""
+        """Return the file of a tensor, its offset and its number of bytes."""
         folder = self._folder
         if folder is None and os.fspath(tensor.base_dir):
             folder = Path(tensor.base_dir)
@@ -464,7 +463,7 @@ class ExternalData:
         return _check(name or NAMELESS, os.fspath(tensor.location), offset, tensor.length, size, folder), offset, size
 
     def _open(self, path: Path) -> SourceFile | None:
-        """The file, kept open; None where it cannot be, or too many are."""
+        """Return the open file; None if it cannot stay open or too many are."""
         if path not in self._files:
             self._files[path] = None
             if sum(file is not None for file in self._files.values()) < OPEN_FILES:
@@ -474,7 +473,7 @@ class ExternalData:
 
 
 def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: Path | None) -> None:
-    """Check where the data of a tensor lies and how much of it there is, without reading it.
+    """Check location and size of a tensor's data without reading it.
 
     Raises:
         ModelError: the location is unknown, absolute, outside ``folder`` (also through a link), missing or too short.
@@ -498,7 +497,7 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
 
 
 def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    """Read external data into a tensor, where it has some; ``check_external_proto`` has passed it."""
+    """Load any external data into a tensor that passed ``check_external_proto``."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -506,7 +505,7 @@ def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
 
 
 def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:
-    """Return the file that holds the data of a tensor."""
+    """Return the file with a tensor's data."""
     if folder is None:
         raise ModelError(
             f"tensor '{name}' keeps its data in the file '{location}', and the folder of the model is not known: "

@@ -1,12 +1,11 @@
-"""Constants that look like weights and are none: they stay as they are when a model trains.
+"""Constants that look like weights but must not be trained.
 
-PyTorch's exporter writes the root of the scale of ``scaled_dot_product_attention`` as a tensor of one element that multiplies
-queries and keys, before opset 23, and a causal mask of fixed shapes as a matrix; torchvision's Swin has such masks of windows.
-Exporters and simplifiers also make initializers of other constants, under names of their own.
+Before opset 23, PyTorch's exporter writes the root of the scale of ``scaled_dot_product_attention`` as a one-element tensor times
+queries and keys, and a causal mask of fixed shape as a matrix; torchvision's Swin has such window masks. Exporters and
+simplifiers also store other constants as initializers, with generated names.
 
-Others only prepare data: a mean image, a deviation for each column, the basis of a spectrum; tables of positions. They are
-initializers as weights are, and a gradient reaches them. An input reaches them through arithmetic alone, before the first layer
-that has weights.
+Others preprocess data: a mean image, a deviation per column, the basis of a spectrum, tables of positions. They are initializers
+with a gradient, like weights, but are connected to the input only by arithmetic before the first layer with weights.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from burnish.importer.export_notes import is_parameter, noted_kinds
 from burnish.importer.operands import ARRANGES, WEIGHT_OPERANDS, weight_operands
 
 LARGEST_EXCLUDING = -100.0
-"""What a mask adds to exclude a place is this or less: exp(-100) is nothing beside 1 in float32."""
+"""Largest number with which a mask excludes a position: exp(-100) vanishes next to 1 in float32."""
 
 _ARRANGES = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _ARITHMETIC = frozenset({"Cast", "Gather", "Mul", "Slice", "Sub", "Unsqueeze"})
 _MASKED = {"Attention": 3, "Softmax": 0}
-"""The operand that a mask is, or is added to."""
+"""Operator -> operand that a mask is added to."""
 _ADDED = {"Add": (0, 1), "Where": (1, 2)}
-"""The operands of which a masked score is made."""
+"""Operands that a masked score is made of."""
 
 
 def hold_attention_constants(model: ir.Model) -> None:
-    """Note, in place, that such initializers are no weights.
+    """Mark, in place, scales and masks of attention as no weights.
 
-    A scale has one element and multiplies both operands of a product of matrices. A mask is added to what a softmax reads, or
-    chosen into it, and consists of zeros and of numbers of -100 or less; or it is a lower triangle of ones, which arithmetic
-    reads, as in early GPT-2.
+    A scale has one element and multiplies both operands of a matrix product. A mask is added to the operand of a softmax, or
+    selected by Where, and consists of zeros and numbers of at most -100. A lower triangle of ones that arithmetic reads, as in
+    early GPT-2, is a mask too.
     """
     for value in model.graph.initializers.values():
         if _is_triangle(value):
@@ -59,7 +58,7 @@ def hold_attention_constants(model: ir.Model) -> None:
 
 
 def _factors(value: ir.Value | None) -> set[ir.Value]:
-    """The initializers of one element that a value is multiplied by."""
+    """Return the one-element initializers that multiply a value."""
     product = None if value is None else producer_of(origin_of(value, _ARRANGES), "Mul")
     operands = () if product is None else product.inputs
     return {operand for operand in operands if operand is not None and operand.is_initializer() and _is_one_element(operand)}
@@ -79,7 +78,7 @@ def _is_triangle(value: ir.Value) -> bool:
 
 
 def _summands(value: ir.Value | None = None) -> Iterator[ir.Value]:
-    """The initializers that are added to make a value, or chosen."""
+    """Yield the initializers that are added to or selected into a value."""
     pending, seen = [value], {value}
     while pending:
         current = pending.pop()
@@ -105,7 +104,7 @@ IN_TENSORFLOW = re.compile(r".*/(Const(_\d+)?|[xy])(:0)?")
 
 
 def hold_simplified_constants(model: ir.Model) -> None:
-    """Note, in place, that initializers of such a name are no weights, but for those that a layer reads as its weights."""
+    """Mark, in place, initializers with generated constant names as no weights, unless a layer uses them as weights."""
     patterns = (NAME, IN_TENSORFLOW) if model.producer_name == "tf2onnx" else (NAME,)
     initializers = model.graph.initializers
     named = {value for name, value in initializers.items() if any(pattern.fullmatch(name) for pattern in patterns)}
@@ -122,44 +121,44 @@ ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 MOVES_DATA = frozenset(
     "Cast Concat Expand Flatten Gather Identity Pad Reshape Resize Slice Split Squeeze Transpose Unsqueeze Upsample".split()
 )
-"""Operators that pass the elements of data on, or interpolate between them."""
+"""Operators that move or interpolate data."""
 AFTER_A_BASIS = frozenset("Abs Clip Log Max Neg Pow ReduceSum ReduceSumSquare Sqrt".split())
-"""Operators that make powers and decibels of what a basis gives; before one they may be a layer's."""
+"""Operators that compute powers and decibels after a basis; before one they may belong to a layer."""
 OF_RAW_DATA = frozenset("Abs Clip Log Neg Pow Sqrt".split())
-"""Operators on each number of data that has met no constant yet but single numbers."""
+"""Operators on data that has only met single numbers so far."""
 OF_CONSTANTS = frozenset("Add Clip Max Neg Pow Reciprocal Sqrt".split())
-"""Operators that make the constant that data meets of others, such as a deviation of a variance."""
+"""Operators that compute a constant from others, such as a deviation from a variance."""
 WEIGHTLESS = frozenset(
     "AveragePool Concat DepthToSpace Dropout GlobalAveragePool GlobalMaxPool MaxPool ReduceMax ReduceMean ReduceSum "
     "SpaceToDepth Tile".split()
 )
-"""Operators without weights after which the first layer may stand; a constant that follows them may be a layer's."""
+"""Operators without weights that may be before the first layer; a constant after them may belong to a layer."""
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 ACTIVATIONS = frozenset(
     "Celu Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softmax Softplus Softsign Swish Tanh".split()
 )
-"""Operators that make a layer of what comes before them."""
+"""Operators that mark the preceding operators as a layer."""
 
 LEAST_VECTORS = 8
-"""Vectors that a basis has at least; a few filters may look like waves by chance."""
+"""Least number of vectors in a basis; fewer filters may look like waves by chance."""
 LEAST_WAVE = 32
-"""The fewest numbers of a vector that a wave is told by."""
+"""Shortest vector in which a wave is recognized."""
 LEAST_POSITIONS, MOST = 4, 2**24
-"""Rows of a table of positions, and its numbers: a larger one is not read, as that would take memory."""
+"""Least rows of a position table, and most elements of one: a larger one is not read, to save memory."""
 OF_ANGLES = 4e-3
-"""How far the squares of a sine and a cosine may be from 1 together: in 16 bits."""
+"""Tolerance of sine² + cosine² = 1, for 16 bits."""
 WIDTH = 3
-"""How many frequencies beside its own a wave in a window has parts of."""
+"""Number of neighbouring frequencies over which a windowed wave spreads."""
 
 
 class _Prepared(NamedTuple):
-    """What data has become: the input that it was, and what has prepared it.
+    """State of preprocessed data.
 
     Attributes:
-        source: the input; of several, the first.
-        constants: what has prepared it.
-        has_basis: whether a basis is among that.
-        is_closed: whether nothing that follows prepares it.
+        source: the input; the first of several.
+        constants: the constants used so far.
+        has_basis: True if they include a basis.
+        is_closed: True if the following operators are no preprocessing.
     """
 
     source: ir.Value
@@ -169,13 +168,11 @@ class _Prepared(NamedTuple):
 
 
 def hold_input_constants(model: ir.Model) -> None:
-    """Note, in place, which initializers only prepare an input for the first layer that has weights, or tell positions.
+    """Mark, in place, initializers that only preprocess an input or encode positions, with their purpose (``PREPARES``).
 
-    It is noted which of these it is (``PREPARES``).
-
-    Those are operands of Add, Sub, Mul and Div, and bases of waves, triangles over frequencies or cosines, in products, that an
-    input reaches through nothing else but what moves or resizes it. What PyTorch's exporter noted to be a parameter is none, nor
-    is anything of a module, whose parameters are known, or anything of a model without a layer after it.
+    These are operands of Add, Sub, Mul and Div, and bases of waves, triangles over frequencies or cosines in products, that an
+    input reaches only through moving or resizing. Excluded are parameters recorded by PyTorch's exporter, models from PyTorch
+    modules, whose parameters are known, and models without a following layer.
     """
     graph = model.graph
     if OF_MODULE.is_on(graph):
@@ -218,7 +215,7 @@ def _passed(
     noted: Mapping[str, str],
     made: Mapping[ir.Value, list[ir.Value]],
 ) -> _Prepared | None:
-    """What data is after a node that prepares it; None after any other."""
+    """Return the state of data after a preprocessing node; None after any other."""
     if node.domain != "" or (len({each.source for each in found}) > 1 and node.op_type != "Concat"):
         return None
     has_basis, before = any(each.has_basis for each in found), _all_of(found)
@@ -245,7 +242,7 @@ def _passed(
 
 
 def _multiplies_out(node: ir.Node, operand: ir.Value) -> bool:
-    """Whether data gets a new axis from a constant that has another axis with it, as in a product of matrices written out."""
+    """True if a constant adds an axis to data and shares another axis with it, as in a written-out matrix product."""
     shapes = [value.shape.dims for value in (*node.inputs, operand) if value is not None and value.shape is not None]
     if len(shapes) != 3:
         return False
@@ -261,7 +258,7 @@ def _all_of(found: Iterable[_Prepared]) -> frozenset[ir.Value]:
 
 
 def _origins_of_result(node: ir.Node, made: Mapping[ir.Value, list[ir.Value]]) -> list[ir.Value] | None:
-    """What a node computes a constant of that data may meet; None for any other node."""
+    """Return the constants that a constant is computed from; None if the node does not compute one."""
     if node.domain != "" or node.op_type not in MOVES_DATA | OF_CONSTANTS:
         return None
     operands = [value for value in (node.inputs[:1] if node.op_type in MOVES_DATA else node.inputs) if value is not None]
@@ -270,7 +267,7 @@ def _origins_of_result(node: ir.Node, made: Mapping[ir.Value, list[ir.Value]]) -
 
 
 def _is_layer(node: ir.Node) -> bool:
-    """Whether a node has weights, which are then the first that data meets."""
+    """True if a node has weights."""
     indices = range(len(node.inputs)) if node.op_type == "Einsum" else WEIGHT_OPERANDS.get(node.op_type, ())
     operands = (node.inputs[index] for index in indices if index < len(node.inputs))
     return node.domain == "" and any(
@@ -280,7 +277,7 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _is_for_data(reader: ir.Node, prepared: Mapping[ir.Value, _Prepared]) -> bool:
-    """Whether a node lets a constant meet data, or puts it into the form in which that meets it."""
+    """True if a node combines a constant with data, or only prepares it for that."""
     if reader.outputs[0] in prepared:
         return True
     users = list(reader.outputs[0].consumers())
@@ -289,21 +286,21 @@ def _is_for_data(reader: ir.Node, prepared: Mapping[ir.Value, _Prepared]) -> boo
 
 
 def _is_basis(node: ir.Node, value: ir.Value) -> bool:
-    """Whether an operand of a product holds waves, triangles or cosines, and nothing that was learned."""
+    """True if an operand of a product holds waves, triangles or cosines, which are not learned."""
     extents = () if value.shape is None else value.shape.dims
     if math.prod(extent for extent in extents if isinstance(extent, int)) > MOST:
         return False
     array = constant_array(value)
     if array is None:
         return False
-    if array.ndim < 2:  # the bias of a convolution that is none
+    if array.ndim < 2:  # an empty bias of a convolution
         return not array.any()
     vectors = array.reshape(len(array), -1) if node.op_type == "Conv" else array.reshape(-1, array.shape[-1])
     return any(_are_fixed(rows) for rows in ([vectors] if node.op_type == "Conv" else [vectors, vectors.T]))
 
 
 def _tells_positions(value: ir.Value) -> bool:
-    """Whether a table has a row for each position, of sines and cosines of the same angles; rows of zeros stand for none."""
+    """True if a table's rows, one per position, are sines and cosines of the same angles; zero rows are ignored."""
     if value.shape is None or sum(extent != 1 for extent in value.shape.dims) != 2 or math.prod(value.shape.numpy()) > MOST:
         return False
     array = constant_array(value)
@@ -314,7 +311,7 @@ def _tells_positions(value: ir.Value) -> bool:
 
 
 def _are_angles(rows: np.ndarray) -> bool:
-    """Whether columns are sines and cosines, in turns or one half after the other; or halves are such, as of two coordinates."""
+    """True if columns are sines and cosines, alternating or in halves, or each half is such a table, as for two coordinates."""
     width = rows.shape[1]
     if width < 4 or width % 2:
         return False
@@ -333,19 +330,19 @@ def _are_fixed(rows: np.ndarray) -> bool:
 
 
 def _halves(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Waves one after the other, or cosines and then sines of the same frequencies, or a cosine and a sine of each."""
+    """Yield possible waves: all rows, or the cosines if sines of the same frequencies follow or alternate with them."""
     yield rows
     if len(rows) % 2 == 0 and len(rows) >= 2 * LEAST_VECTORS:
         yield from (rows[: len(rows) // 2], rows[::2]) if _are_waves(rows[len(rows) // 2 :]) or _are_waves(rows[1::2]) else ()
 
 
 def _are_waves(rows: np.ndarray) -> bool:
-    """Whether each row is a wave, in a window or not, of a frequency no lower than that of the row before it."""
+    """True if each row is a wave, possibly windowed, with frequencies in ascending order."""
     if rows.shape[1] < LEAST_WAVE:
         return False
     power = np.abs(np.fft.rfft(rows, axis=1)) ** 2
     total = power.sum(axis=1)
-    sounding = total > 1e-9 * total.max(initial=0.0)  # the sine of frequency 0 is silent
+    sounding = total > 1e-9 * total.max(initial=0.0)  # the sine of frequency 0 is zero
     if sounding.sum() < LEAST_VECTORS:
         return False
     power, total = power[sounding], total[sounding]
@@ -356,11 +353,11 @@ def _are_waves(rows: np.ndarray) -> bool:
 
 
 def _are_triangles(rows: np.ndarray) -> bool:
-    """Whether each row rises to one peak and falls again, is zero elsewhere, and peaks no lower than the row before it."""
+    """True if each row rises to one peak, falls, and is zero elsewhere, with peaks in ascending order."""
     if (rows < 0).any() or (rows == 0).mean() < 0.5 or not rows.any():
         return False
     peaks = []
-    if (rows != 0).sum() < 2 * len(rows):  # of one number each: these pick elements out
+    if (rows != 0).sum() < 2 * len(rows):  # rows with one number each only select elements
         return False
     for row in rows[rows.any(axis=1)]:
         (places,) = row.nonzero()

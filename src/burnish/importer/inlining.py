@@ -1,8 +1,7 @@
-"""Model-local functions, and an If whose condition is a constant, become the nodes that they stand for.
+"""Inlining of model-local functions and of If nodes with a constant condition.
 
-Exporters write an If where they do not know a shape: PyTorch's TorchScript exporter for ``squeeze(dim)`` of a value whose shape
-it has lost. Where shape inference decides it after all, the branch stands for it, and gradients flow through. So it is with an If
-that depends on an input which is fixed to a value (``bind_inputs``).
+Exporters write an If for unknown shapes: PyTorch's TorchScript exporter for ``squeeze(dim)`` of a value whose shape it has lost.
+If shape inference or a fixed input (``bind_inputs``) decides the condition, the branch replaces the If, and gradients pass.
 """
 
 from __future__ import annotations
@@ -21,27 +20,26 @@ from burnish.graph.uses import is_used
 from burnish.importer.operands import WEIGHT_OPERANDS
 
 EXPANSION = 100
-"""How many nodes a written node may become on average. Models of exporters stay below ten."""
+"""Largest average number of nodes that a written node may expand to. Exported models stay below ten."""
 SMALL_EXPANSION = 50_000
-"""How many nodes any model may become, however few it is written with."""
+"""Number of nodes that any model may expand to."""
 
 _REMEDY = "Inline them when the model is exported"
 
 
 def inline_functions(model: ir.Model) -> bool:
-    """Replace, in place, every call of a model-local function by its body.
+    """Inline, in place, every call of a model-local function.
 
     Raises:
-        ModelError: functions that call each other so often that a small model becomes an enormous one; a function that reads a
-            value that it does not have, takes graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an
-            output of the model, or uses another version of a custom domain than the model.
+        ModelError: the functions expand to too many nodes; or a function reads a value from outside, has graph attributes, has
+            fewer inputs or outputs than a call, lacks a value for a model output, or uses another version of a custom domain.
     """
     _check_expansion(model)
     _check_scopes(model)
     expansion = _Expansion(model)
     pending = [model.graph]
     while pending:
-        for node in pending.pop():  # also what is put after the node on the way
+        for node in pending.pop():  # includes nodes inserted during the loop
             if node.op_identifier() in model.functions:
                 expansion.expand(node)
             else:
@@ -51,7 +49,7 @@ def inline_functions(model: ir.Model) -> bool:
 
 
 def _check_expansion(model: ir.Model) -> None:
-    """Count what the functions expand to, before anything is expanded."""
+    """Check the expanded size of all functions before inlining."""
     calls = {name: _calls(function.all_nodes(), model) for name, function in model.functions.items()}
     lengths = {name: sum(1 for _ in function.all_nodes()) for name, function in model.functions.items()}
     try:
@@ -77,7 +75,7 @@ def _check_expansion(model: ir.Model) -> None:
 
 
 def _check_scopes(model: ir.Model) -> None:
-    """Check that functions read their own values only: the standard's checks take an unknown name for one of the caller's."""
+    """Check that functions read only their own values: the standard's checks resolve unknown names in the caller."""
     for name, function in model.functions.items():
         for node in function.all_nodes():
             for value in node.inputs:
@@ -89,7 +87,7 @@ def _check_scopes(model: ir.Model) -> None:
 
 
 def _calls(nodes: Iterable[ir.Node], model: ir.Model) -> Counter[ir.OperatorIdentifier]:
-    """How often nodes call each function of the model."""
+    """Return the number of calls of each function of the model."""
     return Counter(name for node in nodes if (name := node.op_identifier()) in model.functions)
 
 
@@ -99,7 +97,7 @@ def _title(name: ir.OperatorIdentifier) -> str:
 
 
 class _Expansion:
-    """Expands calls one by one: calls inside a function are calls of the graph once it is expanded."""
+    """Expands calls one by one; calls inside a function then become calls of the graph."""
 
     def __init__(self, model: ir.Model):
         self._model = model
@@ -108,7 +106,7 @@ class _Expansion:
         self._node_names = Names(node.name for node in graph.all_nodes())
 
     def expand(self, call: ir.Node) -> None:
-        """Put the nodes of a function after a call of it, and remove the call."""
+        """Replace a call by the nodes of its function."""
         function = self._model.functions[call.op_identifier()]
         self._check(call, function)
         copy = function.clone()
@@ -132,7 +130,7 @@ class _Expansion:
     def _check(self, call: ir.Node, function: ir.Function) -> None:
         imports = self._model.opset_imports
         for domain, version in function.opset_imports.items():
-            # The check has refused functions whose standard operators differ in version from the model's: the label alone does.
+            # Standard operators of another version were refused before; only the label may differ.
             if domain != "" and imports.setdefault(domain, version) != version:
                 raise ModelError(
                     f"the functions of the model cannot be inlined: {describe_node(call)} uses version {version} of the domain "
@@ -182,12 +180,10 @@ class _Expansion:
 
 
 def take_decided_branches(model: ir.Model) -> bool:
-    """Replace, in place, every If of the main graph with a constant condition by its branch; return whether there was any.
+    """Replace, in place, every main-graph If with a constant condition by its branch; return True if there were any.
 
-    Weights that only the other branch read go with it. Those that were called otherwise than in their branch, because the other
-    one had that name, have it back.
-
-    Names have to be unique across graphs and bodies, as they are once everything has a name.
+    Weights that only the other branch read are removed. Weights that were renamed because of a name in the other branch get their
+    name back. Names must be unique across graphs and bodies.
     """
     graph = model.graph
     taken = False
@@ -223,9 +219,9 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
 
 
 def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
-    """Let a branch that is in no graph any more read nothing, and remove the initializers that nothing else reads.
+    """Disconnect a removed branch and remove initializers that nothing else reads.
 
-    The graph ``around`` notes the weights among them, and the If, which is ``described``.
+    The graph ``around`` records the weights among them and the If (``described``).
     """
     initializers: dict[ir.Value, None] = {}
     weights: set[ir.Value] = set()
@@ -251,7 +247,7 @@ def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
 
 
 def _restore_names(graph: ir.Graph) -> None:
-    """Give weights out of bodies the names that they had there, where these are free now."""
+    """Restore the original names of weights lifted out of bodies, if they are free now."""
     renamed = [value for value in graph.initializers.values() if NAME_IN_BODY.get(value) not in (None, value.name)]
     if not renamed:
         return

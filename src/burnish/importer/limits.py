@@ -135,7 +135,7 @@ KEEPING = frozenset({"Cast", "Flatten", "Reshape", "Slice", "Split", "Squeeze", 
 
 
 def may_have_many_axes(graph: ir.Graph) -> bool:
-    """Say if a value of a graph, or of a body in it, may have more than ``MOST_AXES`` axes.
+    """Return True if a value of a graph or its subgraphs may have more than ``MOST_AXES`` axes.
 
     Counts are upper bounds. A shape of unknown length counts as too long.
     """
