@@ -30,7 +30,7 @@ LARGEST_EXCLUDING = -100.0
 _ARRANGES = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _ARITHMETIC = frozenset({"Cast", "Gather", "Mul", "Slice", "Sub", "Unsqueeze"})
 _MASKED = {"Attention": 3, "Softmax": 0}
-"""Operator -> operand that a mask is added to."""
+"""Operator -> operand that is a mask or that a mask was added to."""
 _ADDED = {"Add": (0, 1), "Where": (1, 2)}
 """Operands that a masked score is made of."""
 
@@ -293,7 +293,7 @@ def _is_basis(node: ir.Node, value: ir.Value) -> bool:
     array = constant_array(value)
     if array is None:
         return False
-    if array.ndim < 2:  # an empty bias of a convolution
+    if array.ndim < 2:  # a zero bias of a convolution
         return not array.any()
     vectors = array.reshape(len(array), -1) if node.op_type == "Conv" else array.reshape(-1, array.shape[-1])
     return any(_are_fixed(rows) for rows in ([vectors] if node.op_type == "Conv" else [vectors, vectors.T]))

@@ -1,4 +1,6 @@
-"""``burnish.load``: from a source, a file or a PyTorch module, to the canonical model. PyTorch is imported for a module alone."""
+"""``burnish.load``: reads a file, bytes, a proto or a PyTorch module as a canonical model. PyTorch is imported only for
+modules.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def is_module(source: object) -> bool:
-    """Whether this is a ``torch.nn.Module``; nothing is imported for it."""
+    """True for a ``torch.nn.Module``; imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(source, torch.nn.Module)
 
@@ -36,16 +38,16 @@ def is_module(source: object) -> bool:
 def exported_module(
     source: object, example_inputs: Any, dynamic_shapes: Any, verify: bool = True, sample_axis: AskedAxes = None
 ) -> ExportedModule | None:
-    """Return the export of a module, and None for any other source.
+    """Return the export of a module; None for any other source.
 
     Args:
-        source: what is to be loaded.
-        example_inputs, dynamic_shapes, verify: as ``burnish.load`` takes them.
-        sample_axis: the axes that are open where ``dynamic_shapes`` does not say it.
+        source: the source to load.
+        example_inputs, dynamic_shapes, verify: as for ``burnish.load``.
+        sample_axis: the axes to open if ``dynamic_shapes`` is None.
 
     Raises:
         ConfigurationError: a module without examples, or examples without a module.
-        UnsupportedOperatorError: the module cannot be exported, or its graph computes something else.
+        UnsupportedOperatorError: the module cannot be exported, or its graph computes something different.
     """
     if not is_module(source):
         if example_inputs is not None or dynamic_shapes is not None:
@@ -71,14 +73,14 @@ def exported_module(
             "outside of the module and pass it as an input"
         )
     if verify:
-        # It runs the graph, and what runs graphs stands above what imports them.
+        # It runs the graph, so it belongs to a layer above the importer and cannot be imported statically.
         verification = importlib.import_module("burnish.torch.verification")
         verification.verify_export(source, exported, args, kwargs, dynamic_shapes)
     return exported
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional arguments and those by name: a tuple or list is the first, a dictionary the second."""
+    """Return positional arguments (from a tuple or list) and keyword arguments (from a dictionary)."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, tuple | list):
@@ -106,37 +108,34 @@ def load(
 
     Args:
         source: the path of an ONNX file, its bytes, a ``ModelProto``, an ``onnx_ir.Model``, or a ``torch.nn.Module`` in training
-            mode, with ``example_inputs``. Objects are left as they are.
-            Large tensors of a file with external data stay there, and are read when they are asked for; large weights in the file
-            itself are read again after a session took them over (``Program.release_weights``). These files stay open: they may be
-            moved, replaced or removed, and are refused once they have been written to in place.
-        batch: None: the extents of the inputs stay as the model has them. ``open``: a model that was exported at batch 1 takes
-            batches of any size. Each input holds samples along its first axis of extent 1, or along its second where a recurrent
-            layer begins with it; one without such an axis is the same for all samples. Vectors of a model that takes nothing else
-            get an axis for samples in front. What the model computes of a sample does
-            not depend on the others beside it, except that batch normalization in training takes statistics of all.
-        sample_axis: along which axis of the inputs samples stand, as ``burnish.compile`` takes it: what is said here is noted
-            with the inputs, and opened there.
-        bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
-            that the model then no longer has: ``{"sr": 16000, "state": 0}``. What depends on them alone is computed, and an If
-            that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run
-            time. An open dimension may be fixed too, to an extent: ``{"sequence": 576}``.
+            mode, with ``example_inputs``. Objects are not changed. Large external tensors are read on demand. Large weights
+            inside the file are read again after a session took them over (``Program.release_weights``). The files stay open: they
+            may be moved, replaced or removed, but are refused after being written to in place.
+        batch: None to keep the extents of the inputs. ``open`` to make a model exported at batch 1 accept batches of any size:
+            each input has samples along its first axis of extent 1, or along its second if a recurrent layer reads it; inputs
+            without such an axis are the same for all samples. If all inputs are vectors, they get a leading sample axis. Results
+            of a sample do not depend on other samples, except through batch normalization in training.
+        sample_axis: the sample axis of the inputs, as for ``burnish.compile``; it is recorded with the inputs and opened.
+        bind: {input: value} to fix inputs to a number or an array that broadcasts to the input's shape, and remove them: ``{"sr":
+            16000, "state": 0}``. Everything that depends only on them is computed, and an If that they decide becomes its branch.
+            Open dimensions of such an input follow the other inputs at run time. An open dimension may also be fixed to an
+            extent: ``{"sequence": 576}``.
 
-        example_inputs: of a module, what it is called with: a tuple of arguments, or a dictionary of those that are given by
-            name. What is no tensor in them is fixed.
-        dynamic_shapes: of a module, which axes are open, as ``torch.export.export`` takes it. None: those that ``sample_axis``
-            names, else the first, of all inputs that have as many samples there as the first input.
-        verify: of a module: run it beside its graph on the PyTorch engine, on the examples and on others, in training and
-            evaluation, and compare what both return, and the gradients. False skips that.
+        example_inputs: for a module: example arguments, as a tuple, or a dictionary of keyword arguments. Values other than
+            tensors are fixed.
+        dynamic_shapes: for a module: its open axes, as for ``torch.export.export``. None opens those of ``sample_axis``, else the
+            first axis of all inputs with as many samples there as the first input.
+        verify: for a module: compare it with its graph on the PyTorch engine, for the examples and other inputs, in training and
+            evaluation, including gradients. False skips this.
 
     Raises:
-        ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; ``bind`` does not fit the inputs; or a
+        ConfigurationError: ``batch`` is invalid, or no input has an axis of extent 1; ``bind`` does not fit the inputs; or a
             module comes without examples.
-        ModelError: the source is missing, corrupt, not valid ONNX, of an opset before 7 or newer than the installed ``onnx``
-            knows, or its external data is missing, too short or outside the model's folder.
-        UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
-            ``spatial=0``, Scan of opset 8); or, where the batch is to be opened, one that cannot take several samples; or a
-            module that cannot be exported, or computes something else than its graph: its line and its part are named.
+        ModelError: the source is missing, corrupt, not valid ONNX, has an opset below 7 or above that of the installed ``onnx``,
+            or its external data is missing, too short or outside the model's folder.
+        UnsupportedOperatorError: an old operator has no equivalent today (batch normalization with ``spatial=0``, Scan of opset
+            8), or cannot take several samples when the batch is opened; or a module cannot be exported or differs from its graph.
+            For modules the message names the line and the part.
     """
     module = exported_module(source, example_inputs, dynamic_shapes, verify, sample_axis)
     if module is not None:
@@ -152,7 +151,7 @@ def load(
     except BurnishError:
         raise
     except Exception as error:
-        # A file whose bits have changed can pass every check of the standard and still be no graph.
+        # A file with flipped bits can pass all checks of the standard and still not be a graph.
         raise ModelError(
             f"the model passes the checks of ONNX and cannot be read all the same ({type(error).__name__}: {error}). "
             "Export the model again; if that does not help, this is a defect of burnish worth reporting"
@@ -161,22 +160,22 @@ def load(
 
 
 def _file_of(source: Source) -> tuple[str, int]:
-    """Return what the file of a model is called, and its bytes; 0 of an object, which is copied."""
+    """Return the name of the source and its size in bytes; 0 for objects, which are copied."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the bytes", len(source)
     if not isinstance(source, str | os.PathLike):
         return "the model", 0
     try:
         return f"'{os.fspath(source)}'", os.stat(source).st_size
-    except (OSError, ValueError):  # which the reader names
+    except (OSError, ValueError):  # reported by the reader
         return f"'{os.fspath(source)}'", 0
 
 
 def with_plain_tensors(model: ir.Model) -> ir.Model:
-    """Make what a batch holds of a canonical model tensors, in place: optional inputs, which are there, and optional outputs.
+    """Convert a canonical model's optional inputs, which are then required, and its optional outputs to tensors, in place.
 
     Raises:
-        ConfigurationError: an input is a sequence, or an optional one.
+        ConfigurationError: an input is a sequence or an optional sequence.
         ModelError: a constant would take more memory than reading the model may.
     """
     check_constant_sizes(model)

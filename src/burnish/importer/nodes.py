@@ -1,11 +1,11 @@
-"""Nodes of a model: sorted as the standard asks for, checked where its own checks let wrong ones pass, named; Gradient nodes.
+"""Sorting, checking and naming of nodes, and Gradient nodes.
 
-``ai.onnx.preview.training.Gradient`` names what it differentiates in text attributes, which no rewrite of the graph keeps up
-to date. In the canonical model the node reads those values instead, as ``burnish.Gradient``::
+``ai.onnx.preview.training.Gradient`` refers to values by text attributes, which graph rewrites do not update. In the canonical
+model it is ``burnish.Gradient``, which reads these values::
 
     points (the node's own inputs), xs, zs, y -> the gradient of y with respect to each of xs
 
-``xs`` and ``zs`` hold how many values of each kind there are.
+Its attributes ``xs`` and ``zs`` hold the number of values of each kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from burnish.graph.uses import is_used, read_by
 
 
 def is_sorted(graph: ir.Graph | ir.Function) -> bool:
-    """Whether every node of a graph or function, and of the bodies in it, stands after those that it reads."""
+    """True if every node follows its inputs, in a graph or function and its bodies."""
     following = set(graph)
     for node in graph:
         if any(value.producer() in following for value in read_by(node)) or not all(is_sorted(body) for body in bodies(node)):
@@ -48,13 +48,13 @@ def is_sorted(graph: ir.Graph | ir.Function) -> bool:
 
 
 def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in which every node stands after those that it reads, in bodies and functions too, else in the order it had.
+    """Return a model with nodes sorted after their inputs, in bodies and functions too, and otherwise in their old order.
 
     Returns:
-        The model itself where it is so already, else a copy.
+        The model itself if it is sorted, else a copy.
 
     Raises:
-        ModelError: nodes that read each other in a circle.
+        ModelError: nodes depend on each other in a cycle.
     """
     bodies_of = list(graphs_within(proto.graph, *proto.functions))
     orders = [_order(body) for body in bodies_of]
@@ -62,7 +62,7 @@ def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    # From the innermost out: a node that moves takes its bodies with it.
+    # Innermost first: a node moves together with its bodies.
     for body, order in reversed(list(zip(graphs_within(copy.graph, *copy.functions), orders, strict=True))):
         nodes = [onnx.NodeProto.FromString(body.node[place].SerializeToString()) for place in order]
         body.ClearField("node")
@@ -71,7 +71,7 @@ def with_sorted_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _order(body: Body) -> list[int]:
-    """The places of nodes in the order to compute them in: of those that are ready, the one that stands first comes first."""
+    """Return the order of computation as positions; among ready nodes the first comes first."""
     nodes = body.node
     given = {value if isinstance(value, str) else value.name for value in body.input}
     producers = {name: place for place, node in enumerate(nodes) for name in node.output if name and name not in given}
@@ -96,7 +96,7 @@ def _order(body: Body) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """The names that a node and its bodies read of the graph that it is in."""
+    """Return the outer names that a node and its bodies read."""
     names = {name for name in node.input if name}
     for attribute in node.attribute:
         for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
@@ -119,12 +119,12 @@ def _in_a_circle(nodes: Sequence[onnx.NodeProto], waits: Sequence[set[int]]) -> 
 
 _REMEDY = "Export the model again"
 _ONE_NUMBER = {("Clip", 1), ("Clip", 2), ("CumSum", 1), ("OneHot", 1), ("TopK", 1), ("Trilu", 1)}
-"""Operators and the indices of their operands that are single numbers; the standard's checks let others pass."""
+"""Operator and index of operands that must be single numbers, which the standard's checks do not verify."""
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
 
 def check_references(model: ir.Model) -> None:
-    """Raise ModelError for a node outside of functions, in bodies too, with an attribute that refers to one of a function."""
+    """Raise ModelError for a node outside functions, in bodies too, with an attribute that refers to a function's attribute."""
     for node in model.graph.all_nodes():
         for attribute in node.attributes.values():
             if attribute.is_ref():
@@ -135,11 +135,11 @@ def check_references(model: ir.Model) -> None:
 
 
 def check_nodes(model: ir.Model) -> None:
-    """Check every node of a model without functions, bodies included, before dtypes are inferred.
+    """Check every node of a model without functions, including bodies, before dtypes are inferred.
 
     Raises:
-        ModelError: a node without an input that its operator needs, or that splits into more or fewer pieces than it has outputs;
-            a constant with more or fewer values than one; a node with more outputs than its operator has.
+        ModelError: a node lacks a required input, has more outputs than its operator, or splits into a different number of pieces
+            than it has outputs; or a constant does not have exactly one value.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
@@ -163,14 +163,14 @@ def check_nodes(model: ir.Model) -> None:
 
 
 def check_operands(model: ir.Model) -> None:
-    """Check the dtypes of what every node reads, where they are known.
+    """Check the known dtypes of every node's operands.
 
-    The checks of the standard's inference are not enough: they go into functions that stand for operators, some of which are
-    wrong in other dtypes than float32.
+    The standard's inference does not suffice: it expands operators into functions, some of which are wrong for dtypes other than
+    float32.
 
     Raises:
-        ModelError: an operand of a dtype that the operator does not take, or that differs from one that it must agree with; or
-            of several numbers where it takes one.
+        ModelError: an operand has a dtype that the operator does not accept, disagrees with another operand, or has several
+            numbers instead of one.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
@@ -202,7 +202,7 @@ def check_operands(model: ir.Model) -> None:
 
 
 def _check_slope(node: ir.Node) -> None:
-    """Raise ModelError for a slope that does not broadcast to its input, which the standard's inference does not look at."""
+    """Raise ModelError for a PRelu slope that does not broadcast to the input; the standard's inference does not check it."""
     x, slope = node.inputs[0], node.inputs[1]
     if x is None or slope is None or x.shape is None or slope.shape is None:
         return
@@ -219,13 +219,13 @@ def _check_slope(node: ir.Node) -> None:
 
 
 def _takes_later(node: ir.Node, index: int, kind: str) -> bool:
-    """Whether a later version of an operator takes bfloat16: exporters write it at opsets that do not have it there yet."""
+    """True if a later version of an operator accepts bfloat16: exporters write it in opsets that do not allow it yet."""
     formals = _formal_inputs(node.op_type, onnx.defs.onnx_opset_version())
     return kind == "tensor(bfloat16)" and bool(formals) and kind in formals[min(index, len(formals) - 1)].types
 
 
 def _check_split(node: ir.Node) -> None:
-    """Raise ModelError for pieces that are not as many as the outputs: the standard's inference would end the process."""
+    """Raise ModelError if pieces and outputs differ in number: the standard's inference would crash the process."""
     count, sizes = attribute_value(node, "num_outputs", None), attribute_value(node, "split", None)
     operand = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     pieces = {len(sizes) if sizes else None, count, None if operand is None else operand.size} - {None, len(node.outputs)}
@@ -235,13 +235,13 @@ def _check_split(node: ir.Node) -> None:
 
 @cache
 def _formal_inputs(op_type: str, opset: int) -> tuple[onnx.defs.OpSchema.FormalParameter, ...]:
-    """The inputs of a standard operator as its schema has them, none where there is no such operator."""
+    """Return the formal inputs of a standard operator; empty for an unknown operator."""
     schema = operator_schema(op_type, opset)
     return () if schema is None else tuple(schema.inputs)
 
 
 def _type_name(kind: object) -> str | None:
-    """A type as schemas write it: ``tensor(float)``, ``seq(tensor(int64))``."""
+    """Return a type as in schemas: ``tensor(float)``, ``seq(tensor(int64))``."""
     if isinstance(kind, ir.TensorType):
         return f"tensor({kind.dtype.name.lower()})"
     prefix = "seq" if isinstance(kind, ir.SequenceType) else "optional" if isinstance(kind, ir.OptionalType) else None
@@ -250,9 +250,9 @@ def _type_name(kind: object) -> str | None:
 
 
 def name_everything(model: ir.Model) -> bool:
-    """Give, in place, names to nodes and values without one, and new names to those whose name is taken.
+    """Name all nodes and values, in place, and rename duplicates.
 
-    Inputs, outputs and initializers of the main graph keep theirs.
+    Inputs, outputs and initializers of the main graph keep their names.
     """
     graph = model.graph
     fixed = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
@@ -291,21 +291,21 @@ def _name_values(values: Iterable[ir.Value], taken: Names) -> bool:
 
 
 def is_absent(value: ir.Value) -> bool:
-    """Whether a value is an optional output that the node leaves out: without a name and without a use."""
+    """True if a value is an omitted optional output: no name and no use."""
     return not value.name and not is_used(value)
 
 
 def is_gradient(node: ir.Node) -> bool:
-    """Whether a node is a gradient inside the model."""
+    """True if a node is a gradient inside the model."""
     return node.op_type == "Gradient" and node.domain == BURNISH_DOMAIN
 
 
 def bind_gradients(model: ir.Model) -> bool:
-    """Replace, in place, the names in the Gradient nodes of the main graph by the values that have them.
+    """Replace, in place, the names in the main graph's Gradient nodes by the values.
 
     Raises:
-        ModelError: a name that no value has, another number of inputs than of names, or a value that is differentiated and
-            depends on its own gradient.
+        ModelError: a name does not exist, the numbers of inputs and names differ, or a differentiated value depends on its own
+            gradient.
     """
     graph = model.graph
     nodes = [node for node in graph if node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"]
@@ -317,7 +317,7 @@ def bind_gradients(model: ir.Model) -> bool:
         _bind(node, values)
     graph.opset_imports[BURNISH_DOMAIN] = 1
     try:
-        # Nothing in the standard puts the node after the value that it names.
+        # The standard does not require the node to follow the value that it names.
         graph.sort()
     except ValueError as error:
         raise ModelError(
@@ -327,7 +327,7 @@ def bind_gradients(model: ir.Model) -> bool:
 
 
 def refuse_gradients(model: ir.Model, what: str) -> None:
-    """Raise UnsupportedOperatorError for a canonical model with a Gradient: its layers would change their mode under it."""
+    """Raise UnsupportedOperatorError for a canonical model with a Gradient, since the mode of its layers would change."""
     for node in model.graph:
         if is_gradient(node):
             raise UnsupportedOperatorError(
@@ -337,7 +337,7 @@ def refuse_gradients(model: ir.Model, what: str) -> None:
 
 
 def stand_in_for_gradients(graph: ir.Graph) -> None:
-    """Put, in place, an Identity of its point where each gradient is: the standard's inference then gives its dtype and shape."""
+    """Replace, in place, each gradient by an Identity of its point, from which inference gets dtype and shape."""
     for node in [node for node in graph if is_gradient(node)]:
         for point, output in zip(node.inputs[: len(node.outputs)], node.outputs, strict=True):
             if not output.name:

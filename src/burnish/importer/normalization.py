@@ -1,17 +1,14 @@
-"""Normalization layers in the forms that files have them in: by groups in older opsets, and as batch normalization.
+"""Forms of normalization layers in files: group normalization of older opsets, and layers written as batch normalization.
 
-GroupNormalization of opset 18 to 20 had a scale and a bias for each group. Opset 21 has them for each channel, and deprecated the
-older version after the fact, so that the check of ONNX refuses the files that hold it. It becomes pieces that mean the same and
-are valid.
+GroupNormalization of opset 18 to 20 has a scale and bias per group. Opset 21 has them per channel and deprecated the old version
+retroactively, so the checker of ONNX refuses such files. It is replaced by equivalent valid nodes.
 
-PyTorch's exporters write instance normalization as batch normalization of a single sample, in training mode. They reshape [N, C,
-...] to [1, N * C, ...], normalize each of these channels by the batch, and reshape back; scale and bias are those of the layer,
-repeated for each sample. Read as batch normalization, it would average statistics of other samples, and turn into normalization
-over the batch when that is opened.
+PyTorch's exporters write instance normalization as training-mode batch normalization of one sample: reshape [N, C, ...] to [1, N
+* C, ...], normalize each of these channels over the batch, and reshape back. Scale and bias are repeated for each sample. As
+batch normalization it would average the statistics of different samples, and normalize over the batch once that is opened.
 
-A layer without running statistics (``track_running_stats=False``) is written with operands for them that are computed of its own
-input. In training mode these enter only the running outputs, which nothing reads: the layer normalizes by the batch and keeps
-nothing.
+A layer without running statistics (``track_running_stats=False``) is written with statistics computed from its own input. In
+training mode they only affect the running outputs, which nothing reads: the layer has no state.
 """
 
 from __future__ import annotations
@@ -37,12 +34,12 @@ _ATTRIBUTES = {"epsilon": onnx.AttributeProto.FLOAT, "num_groups": onnx.Attribut
 
 
 def hide_deprecated_nodes(proto: onnx.ModelProto) -> None:
-    """Let, in place, the check of ONNX pass over group normalization by group: its nodes become instance normalization.
+    """Disguise, in place, old group normalization as instance normalization for the checker of ONNX.
 
-    That is of the same inputs and outputs; the attributes are checked here. For a copy that is checked and thrown away.
+    Both have the same inputs and outputs; the attributes are checked here. For a temporary copy.
 
     Raises:
-        ModelError: such a node has other attributes or inputs than the standard gives it.
+        ModelError: such a node has invalid attributes or inputs.
     """
     if _opset(proto.opset_import) not in OPSETS:
         return
@@ -69,16 +66,16 @@ def _hide(node: onnx.NodeProto) -> None:
 
 
 def expand_group_normalization(model: ir.Model) -> bool:
-    """Write, in place, group normalization with a scale for each group as a normalization of groups and an affine part.
+    """Replace, in place, group normalization with a scale per group by a normalization of groups and an affine part.
 
-    LayerNormalization over [N, groups, -1] is what runtimes compute with the most digits, and in every floating-point dtype.
-    Scale and bias keep their names and one number for each group; they are repeated for the channels of a group in the graph.
+    LayerNormalization over [N, groups, -1] is most precise on runtimes, and supports every floating-point dtype. Scale and bias
+    keep their names and one number per group; the graph repeats them for the channels.
 
     Returns:
-        Whether there was any.
+        True if there were any.
 
     Raises:
-        ModelError: the groups do not divide the channels, or a scale or bias does not hold one number for each group.
+        ModelError: the groups do not divide the channels, or a scale or bias does not have one number per group.
     """
     if model.opset_imports[""] not in OPSETS:
         return False
@@ -109,13 +106,13 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
         scale, bias = (builder.op("Reshape", vector, builder.integers([-1, 1])) for vector in (scale, bias))
         replace_node(node, builder.op("Reshape", normalized * scale + bias, shape, like=x))
         return
-    # Behind the groups, where exporters write the scale of each channel and the recognition of the layer looks for it.
+    # After the groups, like exporters, so that the layer is recognized.
     scale, bias = (_per_channel(vector, x, channels // groups) for vector in (scale, bias))
     replace_node(node, builder.op("Reshape", normalized, shape, like=x) * scale + bias)
 
 
 def _per_channel(vector: Tensor, x: Tensor, repeats: int) -> Tensor:
-    """Repeat the number of each group for its channels: [groups] to [C, 1, ...]."""
+    """Repeat each group's number for its channels: [groups] to [C, 1, ...]."""
     builder = vector.builder
     column = builder.op("Reshape", vector, builder.integers([-1, 1]))
     repeated = builder.op("Expand", column, builder.integers([1, repeats]))
@@ -138,10 +135,10 @@ def _check(node: ir.Node, x: Tensor, operands: tuple[Tensor, Tensor], groups: in
 
 
 def restore_instance_normalization(model: ir.Model) -> bool:
-    """Put InstanceNormalization, in place, where batch normalization by the batch takes the channels of each sample apart.
+    """Restore InstanceNormalization, in place, from batch normalization of the separated channels of each sample.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     restored = False
     for graph in list(model.graphs()):
@@ -156,7 +153,7 @@ def _restored(main: ir.Graph, graph: ir.Graph, node: ir.Node) -> bool:
     if apart is None or back is None or back.inputs[0] is not node.outputs[0] or any(map(is_used, node.outputs[1:])):
         return False
     x, taken, result = apart.inputs[0], node.inputs[0], back.outputs[0]
-    if x is None or x.dtype == ir.DataType.DOUBLE:  # for which runtimes have no such kernel
+    if x is None or x.dtype == ir.DataType.DOUBLE:  # runtimes have no such kernel for float64
         return False
     if taken is None or not _is_taken_apart(x, taken) or not _has_shape_of(result, x):
         return False
@@ -179,21 +176,21 @@ def _restored(main: ir.Graph, graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _is_taken_apart(x: ir.Value, taken: ir.Value) -> bool:
-    """Whether a reshape of [N, C, ...] gave [1, N * C, ...]: the elements leave nothing else for the second axis."""
+    """True if a reshape turned [N, C, ...] into [1, N * C, ...]; the second axis follows from the others."""
     if x.shape is None or taken.shape is None or len(x.shape) != len(taken.shape) or len(x.shape) < 3:
         return False
     return taken.shape.dims[0] == 1 and list(taken.shape.dims[2:]) == list(x.shape.dims[2:])
 
 
 def _has_shape_of(result: ir.Value, x: ir.Value) -> bool:
-    """Whether a reshape gave the shape of ``x`` back: all axes but the first tell."""
+    """True if a reshape restored the shape of ``x``; all axes but the first suffice."""
     if x.shape is None or result.shape is None or len(x.shape) != len(result.shape):
         return False
     return list(result.shape.dims[1:]) == list(x.shape.dims[1:])
 
 
 def _of_one_sample(main: ir.Graph, graph: ir.Graph, node: ir.Node, index: int, channels: int) -> ir.Value | None:
-    """The scale or bias that a node has repeated for each sample; None where samples differ, or that cannot be told."""
+    """Return a scale or bias before it was repeated for each sample; None if samples differ or it is unknown."""
     operand = node.inputs[index]
     repeated = producer_of(operand, "Tile")
     if repeated is not None:
@@ -211,7 +208,7 @@ def _of_one_sample(main: ir.Graph, graph: ir.Graph, node: ir.Node, index: int, c
         return operand
     name = operand.name or "weight"
     if len(operand.uses()) == 1:
-        # It keeps its name, with the numbers of one sample.
+        # It keeps its name but holds one sample's numbers.
         operand.const_value = ir.Tensor(np.ascontiguousarray(rows[0]), name=name)
         operand.shape = ir.Shape([channels])
         return operand
@@ -219,10 +216,11 @@ def _of_one_sample(main: ir.Graph, graph: ir.Graph, node: ir.Node, index: int, c
 
 
 def normalize_by_own_statistics(model: ir.Model) -> bool:
-    """Give such layers, in place, the mean and variance of the batch, in inference mode, as PyTorch's newer exporter writes them.
+    """Let layers without running statistics use batch mean and variance in inference mode, in place, as in PyTorch's newer
+    exporter.
 
     Returns:
-        Whether there was any.
+        True if there were any.
     """
     found = False
     for graph in list(model.graphs()):

@@ -1,8 +1,8 @@
-"""Models that were made for one sample at a time take batches of any size.
+"""Conversion of models for a single sample to batches of any size.
 
-``open_batch`` goes through the nodes of a canonical model in their order, as ``jax.vmap`` goes through a function: for each
-value that samples reach it knows along which axis they stand, and the record of each operator says how it computes the same for
-every sample (``burnish.operators.reopening``). What is not known is refused by name. Nothing else is done with the model.
+``open_batch`` walks over the nodes of a canonical model like ``jax.vmap`` over a function: it tracks the sample axis of each
+value, and each operator's record has a rule that computes the same for every sample (``burnish.operators.reopening``). Operators
+without a rule are refused by name.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from burnish.operators.reopening import FIRST, Batch, Call, Opening, Operand, Re
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
 
 RECURRENT_OPERANDS = (0, 5, 6)
-"""The operands of a recurrent layer that hold samples: its sequence, and the states that it begins with."""
+"""Operands of a recurrent layer with samples: its sequence and initial states."""
 
 KEEPS_AXES = frozenset({"Cast", "Identity", "Slice"})
-"""What exporters put between an input and the layer that begins with it."""
+"""Operators that exporters insert between an input and a recurrent layer."""
 
 BY_ELEMENT: Mapping[Elementwise | None, ReopenRule] = {Elementwise.UNARY: unary, Elementwise.BROADCAST: broadcast}
-"""How elementwise operators are opened, whose records say no more."""
+"""Rules for elementwise operators whose records have none."""
 
 
 def open_batch(model: ir.Model) -> bool:
-    """Let a model that was made for one sample take any number of them, in place.
+    """Make a model for one sample accept any number of samples, in place.
 
-    Each input holds samples along its first axis of extent 1, which is named ``batch``, and along its second where a recurrent
-    layer begins with it; one without such an axis is the same for all. In a model of one vector, which
-    has no such axis, vectors get one in front, and numbers are the same for all. Every node that samples reach is put in such a
-    form that each sample's results are what they were; one whose rule does not know how is refused. Batch normalization alone
-    takes its statistics, in training, over all samples.
+    The sample axis of each input is its first axis of extent 1, or the second if a recurrent layer reads it; it is named
+    ``batch``. An input without such an axis is the same for all samples. In a model of vectors, which has no such axis, vectors
+    get a leading one, and scalars are the same for all samples. Axes recorded with inputs have priority. Every node that depends
+    on samples is rewritten so that each sample's results stay the same, or refused. Only batch normalization in training uses
+    statistics over all samples.
 
-    An output has its samples where they came to stand; one that had dropped the axis has them along its first, and so has every
-    output of a model of one vector. What no sample reaches stays. Inputs are marked with the axis of their samples, or as
-    ones without; what is marked before goes first.
+    Outputs have their samples along the axis where they end up, or along the first if it was dropped, or in a model of vectors.
+    Outputs that do not depend on samples stay. The sample axes are recorded with the inputs.
 
     Args:
         model: a canonical model.
 
     Raises:
-        ConfigurationError: no input has an axis of extent 1, and not all are vectors; or the batch is open already.
-        UnsupportedOperatorError: a node cannot take several samples; the message says why, and what to do.
+        ConfigurationError: no input has an axis of extent 1 and not all are vectors; or the batch is open already.
+        UnsupportedOperatorError: a node cannot take several samples; the message gives the reason and a remedy.
     """
     graph = model.graph
     inputs = _inputs(graph)
@@ -88,7 +87,7 @@ def open_batch(model: ir.Model) -> bool:
 
 
 def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, Batch]]:
-    """The inputs that hold samples, and where."""
+    """Return the inputs with samples and their sample axes."""
     shapes = {value: sample_shape(value) for value in graph.inputs}
     apart = {value for value in shapes if has_sample_axis_mark(value) and marked_sample_axis(value) is None}
     held = [
@@ -114,9 +113,9 @@ def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, Batch]]:
 
 
 def _sample_axis(value: ir.Value, shape: Sequence[int | str | None]) -> int:
-    """The first axis of extent 1; of what a recurrent layer begins with the second, as the first is of steps or directions.
+    """Return the first axis of extent 1, or the second for inputs of a recurrent layer, whose first is steps or directions.
 
-    What is marked goes before.
+    A recorded axis has priority.
     """
     marked = marked_sample_axis(value) if has_sample_axis_mark(value) else None
     if marked is not None:
@@ -143,7 +142,7 @@ def _written(value: ir.Value) -> str:
 
 
 def _open_node(node: ir.Node, opening: Opening) -> bool:
-    """Let something stand for the results of a node, where samples reach it; return whether they do."""
+    """Rewrite a node that depends on samples; return True if it does."""
     opening.before = node
     operands = [opening.operand(value) for value in node.inputs if value is not None]
     try:
@@ -176,12 +175,12 @@ def _by_rule(rule: ReopenRule, call: Call) -> Result | Sequence[Result | None]:
     except Refused:
         raise
     except Exception as error:
-        # The checks of the standard let operands and attributes pass that contradict each other.
+        # The standard's checks allow contradictory operands and attributes.
         raise Refused(f"has operands or attributes that do not fit together ({type(error).__name__}: {error})") from error
 
 
 def _check_drawn(node: ir.Node) -> None:
-    """Raise Refused for numbers that are drawn once for all samples, and perhaps were to be drawn for each."""
+    """Raise Refused for numbers that are drawn once for all samples but may have been meant per sample."""
     if node.domain != "" or node.op_type not in RANDOM_OPERATORS:
         return
     shape = sample_shape(node.outputs[0])
@@ -192,7 +191,7 @@ def _check_drawn(node: ir.Node) -> None:
 
 
 def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
-    """Let the outputs of the graph be what stands for them, with samples in front where they are in an axis more."""
+    """Replace the graph outputs, with a leading sample axis if the samples are in an additional axis."""
     opened: dict[ir.Value, Operand] = {}
     for position, output in enumerate(graph.outputs):
         operand = opening.operand(output)
@@ -219,7 +218,7 @@ def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
 
 
 def _hand_over_names(reached: list[ir.Node], opening: Opening, outputs: dict[ir.Value, Operand]) -> None:
-    """Remove the nodes that others stand for, which get the names of their values."""
+    """Remove replaced nodes and pass on the names of their values."""
     for node in reversed(reached):
         values = [(output, output.name) for output in node.outputs]
         remove_node(node)
@@ -237,7 +236,7 @@ def _opened_shape(operand: Operand, symbol: str) -> ir.Shape:
 
 
 def _check(value: ir.Value, expected: ir.Shape) -> None:
-    """Raise ModelError where inference finds another shape than a rule said: a defect, which must not become a wrong number."""
+    """Raise ModelError if inference contradicts a rule's shape: a defect that must not go unnoticed."""
     inferred = value.shape
     if inferred is None:
         return

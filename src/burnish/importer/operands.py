@@ -1,8 +1,8 @@
-"""What the inputs of operators are for, by position: weights, statistics, configuration; and weights in one place.
+"""Roles of operands by position: weights, statistics, configuration. Also gathers all weights in the main graph.
 
-Initializers of the main graph hold all weights of a canonical model. Some files hold weights by their shape alone:
-``ConstantOfShape`` where a layer reads its weights. The ``light`` models of the onnx package are written so, to keep the files
-small. Their weights train like others, from one value that all elements have, or freshly initialized.
+The main graph's initializers hold all weights of a canonical model. Some files only hold shapes of weights, as
+``ConstantOfShape``, such as the ``light`` models of the onnx package. These are trained like others, from a constant value or
+re-initialized.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3),
 }
-"""Operands that are weights wherever they are constant."""
+"""Operands that are weights if they are constant."""
 
 STATISTIC_OPERANDS: Mapping[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}
-"""Running statistics, which training updates and never differentiates."""
+"""Running statistics, which training updates but does not differentiate."""
 
 CONFIGURATION_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2),
@@ -55,16 +55,16 @@ CONFIGURATION_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "SoftmaxCrossEntropyLoss": (2,),
     "Upsample": (1,),
 }
-"""Floating-point operands that set how an operator works."""
+"""Floating-point operands that configure an operator."""
 
 NOT_DIFFERENTIABLE = frozenset(
     "Bernoulli Ceil EyeLike Floor Multinomial NonMaxSuppression RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
     "Range Round Sign".split()
 )
-"""Operators with floating-point outputs whose inputs receive no gradient, or one that is zero everywhere."""
+"""Operators with floating-point outputs and no gradient, or a zero one."""
 
 QUANTIZES = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
-"""Operators that give integers for floating-point numbers, through which a gradient passes as if they did not round."""
+"""Operators that quantize to integers; gradients pass as if they did not round."""
 
 INTEGER_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     "Add": None,
@@ -97,27 +97,26 @@ INTEGER_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     "Unsqueeze": (0,),
     "Where": (1, 2),
 }
-"""Operators that may stand between a quantization and what makes floating-point numbers of it again, and their operands that may
-hold its integers; None for all."""
+"""Operators allowed between quantization and dequantization, and their operands that may hold integers; None for all."""
 
 
 SUMS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-"""What integers of a quantization are summed in."""
+"""Dtypes for sums of quantized integers."""
 
 
 def may_hold_integers(node: ir.Node, index: int) -> bool:
-    """Whether an input of a node may hold integers that stand for floating-point numbers, and carry their gradient."""
+    """True if an input of a node may hold quantized integers and carry their gradient."""
     if node.domain != "" or node.op_type not in INTEGER_OPERANDS:
         return False
     value = node.inputs[index]
     if node.op_type in ("Add", "Mul", "Sub") and (value is None or value.dtype not in SUMS):
-        return False  # what does not fit wraps around
+        return False  # narrower integers overflow
     operands = INTEGER_OPERANDS[node.op_type]
     return operands is None or index in operands
 
 
 def constant_operands(node: ir.Node) -> tuple[int, ...]:
-    """The positions of the inputs of a node that receive no gradient: configuration, and running statistics."""
+    """Return the positions of inputs without a gradient: configuration and running statistics."""
     if node.domain != "":
         return ()
     if node.op_type in ("DequantizeLinear", "QuantizeLinear") and learns_scale(node):
@@ -126,31 +125,29 @@ def constant_operands(node: ir.Node) -> tuple[int, ...]:
 
 
 ARRANGES = frozenset("Cast Concat Flatten Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
-"""Operators that only put the elements of weights into the form in which a layer reads them."""
+"""Operators that only rearrange the elements of weights."""
 
 
 def gather_initializers(model: ir.Model) -> bool:
     """Make, in place, every weight an initializer of the main graph, and no initializer a graph input.
 
-    An initializer that is also an input is a weight with a default a caller may override; in training it is state. Weights
-    that an exporter wrote as Constant nodes are lifted under the name of the node's output, also where the layer reads them
-    through nodes that only arrange their elements. The ones and zeros that stand for the scale and bias that a normalization
-    layer does not have stay constants: they were never weights.
+    An initializer that is also an input is a weight that callers may override; in training it is state. Weights in Constant nodes
+    become initializers with the names of the nodes' outputs, even if the layer reads them through rearranging nodes. The ones and
+    zeros for a normalization layer without scale and bias stay constants: they were never weights.
 
-    Weights of either form in branches and loop bodies are lifted under their names too, and are read from there. Where several
-    have one name, the first keeps it and a number follows it in the others.
+    Weights in branches and loop bodies are lifted under their names too. Duplicate names get a number, except for the first.
     """
     graph = model.graph
     weights = set(graph.initializers.values())
     before = len(graph.inputs)
     graph.inputs[:] = [value for value in graph.inputs if value not in weights]
     subgraphs = [subgraph for subgraph in model.graphs() if subgraph is not graph]
-    # Values inside of bodies that are no weights get other names where theirs are taken.
+    # Other values in bodies are renamed if their name is taken.
     values = (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
     names = Names(value.name for value in values)
     for subgraph in subgraphs:
         _lift_from_subgraph(graph, subgraph, names)
-    # An exporter that writes all weights as Constant nodes writes a fresh scale and bias so, too.
+    # If an exporter writes all weights as Constants, constant scales and biases may be weights too.
     has_initializers = any(
         value.dtype in FLOATING and value.shape is not None and len(value.shape) > 1 for value in graph.initializers.values()
     )
@@ -164,7 +161,7 @@ def gather_initializers(model: ir.Model) -> bool:
 
 
 def weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]:
-    """What a node reads as its weights, where that is constant."""
+    """Yield the constant weights of a node."""
     if node.domain != "":
         return
     for index in WEIGHT_OPERANDS.get(node.op_type, ()):
@@ -172,14 +169,14 @@ def weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]
         if operand is not None and not (has_initializers and _stands_for_nothing(node, index, operand)):
             yield operand
     if node.op_type == "Add":
-        # The bias of a dense layer that is written as MatMul and Add.
+        # bias of a dense layer written as MatMul and Add
         for operand, other in (node.inputs, reversed(node.inputs)):
             if operand is not None and producer_of(other, "MatMul", "Conv", "ConvTranspose", "Gemm") is not None:
                 yield operand
 
 
 def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
-    """Whether a constant is the scale 1 or the bias 0 that a normalization layer without them is written with."""
+    """True for the constant scale 1 or bias 0 of a normalization layer without them."""
     if not node.op_type.endswith("Normalization") or index not in (1, 2):
         return False
     array = constant_array(operand) if operand.producer() is not None else None
@@ -187,9 +184,9 @@ def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
 
 
 def _constants_of(value: ir.Value) -> list[ir.Value]:
-    """The outputs of Constant nodes that a value is arranged of; none where data or an initializer has a part in it.
+    """Return the Constant outputs that a value is rearranged from; empty if data or an initializer is involved.
 
-    What stands beside an initializer is what a layer lacks, such as the zeros of a second bias.
+    Constants combined with an initializer fill in for missing parts of a layer, such as the zeros of a second bias.
     """
     constants: list[ir.Value] = []
     seen, pending = {value}, [value]
@@ -215,7 +212,7 @@ def _constants_of(value: ir.Value) -> list[ir.Value]:
 
 
 def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph, names: Names) -> None:
-    """Move the floating-point tensors of a branch or loop body; axes and shapes stay where inference sees them."""
+    """Lift the floating-point tensors of a branch or loop body; axes and shapes stay, for inference."""
     for name, value in list(subgraph.initializers.items()):
         if value.dtype not in FLOATING or value.shape is None or len(value.shape) == 0 or value.is_graph_input():
             continue
@@ -228,7 +225,7 @@ def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph, names: Names) -> No
 
 
 def _return_by_identity(subgraph: ir.Graph, value: ir.Value) -> None:
-    """Let a body return what a node gives: a value of the graph around it can be none of its outputs."""
+    """Return an initializer from a body through an Identity: outer values cannot be body outputs."""
     node = ir.node("Identity", [value])
     subgraph.append(node)
     node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
@@ -265,13 +262,13 @@ def _lift(graph: ir.Graph, value: ir.Value, names: Names) -> None:
 WEIGHTS = {"BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 PASSED_ON = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 LARGEST = 1 << 31
-"""Elements of a weight; above, a few bytes of a file would ask for more memory than there is."""
+"""Most elements of a weight; more would let a tiny file exhaust memory."""
 
 
 def hold_stripped_weights(model: ir.Model) -> bool:
-    """Make, in place, initializers of weights that are only filled with one value, in a model that reads no matrix otherwise.
+    """Make, in place, initializers of weights that are filled with one value, if the model has no other matrix.
 
-    In a model with weights of its own such a fill is the zero or the one that stands for a bias or scale that a layer lacks.
+    In a model with real weights such fills are placeholders for a missing bias or scale.
     """
     graph = model.graph
     if any(map(_is_matrix, graph.initializers.values())):
@@ -295,7 +292,7 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _hold_scale_or_shift(graph: ir.Graph, node: ir.Node, scaled: set[ir.Value]) -> None:
-    """Hold the weight of a layer of its own that scales what batch normalization gives, and of one that then adds to it."""
+    """Hold the weights of a separate scale, and then shift, after batch normalization."""
     for operand, other in (node.inputs, reversed(node.inputs)):
         after_norm = producer_of(other, "BatchNormalization") is not None
         if (after_norm or other in scaled) and _hold(graph, operand):
@@ -303,7 +300,7 @@ def _hold_scale_or_shift(graph: ir.Graph, node: ir.Node, scaled: set[ir.Value]) 
 
 
 def _hold(graph: ir.Graph, value: ir.Value | None) -> bool:
-    """Turn what a value is passed on from into an initializer, if it is a fill; return whether an initializer is there now."""
+    """Turn the filled source of a value into an initializer; return True if it is an initializer now."""
     if value is None:
         return False
     value = origin_of(value, PASSED_ON)

@@ -1,14 +1,13 @@
-"""Forms of operators that a canonical model does not have, written as ones that mean the same on every runtime.
+"""Replacement of operator forms that a canonical model does not have by portable ones.
 
-They are forms that opsets 27 and 28 gave older operators; CastLike, for which ONNX Runtime has no kernel; signals without an axis
-of real and imaginary parts; bounds of Range that are vectors of one number; and attributes whose default the standard's own shape
-inference does not take.
+These are new forms of older operators in opsets 27 and 28; CastLike, for which ONNX Runtime has no kernel; signals without an
+axis for real and imaginary parts; Range bounds that are vectors of one number; and attribute defaults that the standard's own
+shape inference ignores.
 
-Of MaxUnpool with an output shape the standard says what it is for, undoing a MaxPool, and its test case shows an output shape
-larger than the one that follows from the attributes: the indices count positions of the latter, which fills the leading corner.
-ONNX Runtime counts positions of the output shape instead. Where the indices are those of a MaxPool in the model, they count
-positions of what that MaxPool read, and nothing is left to decide; otherwise the standard's test case is followed. What then
-remains of MaxUnpool with an output shape means the same on every engine.
+MaxUnpool with an output shape undoes a MaxPool. In the standard's test case that shape is larger than the one that follows from
+the attributes; the indices count positions of the latter, which fills the leading corner. ONNX Runtime counts positions of the
+output shape instead. If the indices come from a MaxPool in the model, they count positions of its input; otherwise the test case
+is followed. The result means the same on every engine.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _SINCE = {"Range": 27, "SpaceToDepth": 28, "Mod": 28}
 
 
 def write_older_forms(model: ir.Model) -> bool:
-    """Write, in place, such nodes in the forms of older opsets; return whether that changed any.
+    """Rewrite, in place, such nodes in the forms of older opsets; return True if any changed.
 
     Raises:
-        UnsupportedOperatorError: a node with an attribute of a value that is not known.
+        UnsupportedOperatorError: an attribute has an unknown value.
     """
     opset = model.opset_imports[""]
     changed = False
@@ -58,7 +57,7 @@ def write_older_forms(model: ir.Model) -> bool:
 
 
 def _range(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
-    """Numbers of sixteen bits are computed in the type that ``stash_type`` says, and rounded."""
+    """Compute 16-bit ranges in the dtype of ``stash_type``, then round."""
     attribute = node.attributes.pop("stash_type", None)
     start = operands[0]
     if start.value.dtype not in SIXTEEN_BIT:
@@ -68,7 +67,7 @@ def _range(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | 
 
 
 def _space_to_depth(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
-    """``CRD`` has the channel before the places in the block, ``DCR``, the only order before, behind them."""
+    """Support ``CRD``, which puts the channel before the position in the block; ``DCR``, the only older order, puts it after."""
     attribute = node.attributes.pop("mode", None)
     mode = "DCR" if attribute is None else attribute.as_string()
     if mode == "DCR":
@@ -84,7 +83,7 @@ def _space_to_depth(node: ir.Node, builder: Builder, operands: list[Tensor]) -> 
 
 
 def _mod(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
-    """Of floating-point numbers with the sign of the divisor, which ``fmod=0`` did not allow: a remainder that is moved by it."""
+    """Emit the floating-point remainder with the sign of the divisor, which ``fmod=0`` did not allow before."""
     a, b = operands
     if attribute_value(node, "fmod", 0) or a.value.dtype not in FLOATING:
         return None
@@ -98,7 +97,7 @@ def _mod(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | No
 def resolve_cast_like(model: ir.Model) -> bool:
     """Replace, in place, each CastLike by a Cast to the dtype of its second operand. Names and other attributes stay.
 
-    For a model whose dtypes are inferred; where one is not known, the node stays.
+    Nodes with an unknown dtype stay; dtypes must be inferred.
     """
     changed = False
     for node in model.graph.all_nodes():
@@ -113,7 +112,7 @@ def resolve_cast_like(model: ir.Model) -> bool:
 
 
 def give_signals_parts(model: ir.Model) -> bool:
-    """Unsqueeze, in place, the signals of two axes that an STFT reads; return whether there were any."""
+    """Unsqueeze, in place, two-axis signals of STFT; return True if there were any."""
     changed = False
     for node in list(model.graph.all_nodes()):
         signal = node.inputs[0] if node.op_type == "STFT" and node.domain == "" else None
@@ -129,9 +128,9 @@ def give_signals_parts(model: ir.Model) -> bool:
 
 
 def make_bounds_scalars(model: ir.Model) -> bool:
-    """Reshape, in place, what Range nodes read of shape [1]; return whether there was any.
+    """Reshape, in place, Range bounds of shape [1] to scalars; return True if there were any.
 
-    For a model of opset 11 or newer, whose shapes are inferred.
+    For a model of opset 11 or newer with inferred shapes.
     """
     changed = False
     for node in model.graph.all_nodes():
@@ -146,17 +145,16 @@ def make_bounds_scalars(model: ir.Model) -> bool:
 
 
 _MEAN_VARIANCE_AXES = [0, 2, 3]
-"""Of MeanVarianceNormalization, in every version."""
+"""MeanVarianceNormalization's axes in every version."""
 
 
 def state_defaults(model: ir.Model) -> bool:
-    """Write, in place, on nodes what the standard's own inference, or its text, does not take from what they say.
+    """Write, in place, defaults that the standard's inference ignores or contradicts.
 
-    - MeanVarianceNormalization without axes has those of the standard. Inference expands its function body, which has no default.
-    - STFT without ``onesided`` gives a half of the spectrum. Inference takes the whole one for the default.
-    - SplitToSequence into pieces of one, told by a scalar, that are to come without their axis (``keepdims=0``) is told so by the
-      default size. The standard takes no notice of the attribute beside a size; PyTorch's exporter, which writes ``unbind`` so,
-      means it, and ONNX Runtime does.
+    - MeanVarianceNormalization without axes gets the standard's. Inference expands its function body, which has no default.
+    - STFT without ``onesided`` returns half the spectrum. Inference assumes all of it.
+    - SplitToSequence with a scalar size of 1 and ``keepdims=0`` loses the size, which is the default. The standard ignores
+      ``keepdims`` next to a size; but PyTorch's exporter writes ``unbind`` like this, and ONNX Runtime respects it.
     """
     changed = False
     for node in model.graph.all_nodes():
@@ -180,12 +178,12 @@ Extents = list[int | None]
 
 
 def place_unpooled(model: ir.Model) -> bool:
-    """Rewrite, in place, each MaxUnpool whose indices do not count positions of its output; return whether there was one.
+    """Rewrite, in place, each MaxUnpool whose indices do not count positions of its output; return True if there were any.
 
-    For a model whose shapes are inferred.
+    For a model with inferred shapes.
 
     Raises:
-        ModelError: an output shape that is smaller than what the indices count positions of, or none where one is needed.
+        ModelError: the output shape is missing or smaller than the shape that the indices count positions of.
     """
     changed = False
     for graph in list(model.graphs()):
@@ -196,7 +194,7 @@ def place_unpooled(model: ir.Model) -> bool:
 
 
 def _place(node: ir.Node, builder: Builder) -> bool:
-    """Rewrite a node where that is needed; return whether it was."""
+    """Rewrite a node if needed; return True if it was."""
     output_shape = node.inputs[2] if len(node.inputs) > 2 else None
     pooled = _pooled(node)
     natural = _natural_extents(node)
@@ -230,7 +228,7 @@ def _place(node: ir.Node, builder: Builder) -> bool:
 
 
 def _padded_to(tensor: Tensor, output_shape: Tensor, counted: Extents, target: Extents) -> Tensor:
-    """Zeros after the data along every spatial axis, up to the output shape."""
+    """Append zeros along the spatial axes, up to the output shape."""
     builder, rank = tensor.builder, len(counted)
     missing = [None if a is None or b is None else b - a for a, b in zip(counted, target, strict=True)]
     if None not in missing:
@@ -243,7 +241,7 @@ def _padded_to(tensor: Tensor, output_shape: Tensor, counted: Extents, target: E
 
 
 def _pooled(node: ir.Node) -> ir.Value | None:
-    """What the MaxPool read that a node's indices come from, where that is known."""
+    """Return the input of the MaxPool that a node's indices come from, if known."""
     indices = node.inputs[1]
     maker = None if indices is None else producer_of(origin_of(indices, {"Identity"}), "MaxPool")
     if maker is None:
@@ -257,7 +255,7 @@ def _pooled(node: ir.Node) -> ir.Value | None:
 
 
 def _natural_extents(node: ir.Node) -> Extents:
-    """The spatial extents that follow from the data's and the attributes; None where one is symbolic."""
+    """Return the spatial extents that follow from the data and the attributes; None for symbolic ones."""
     kernel = attribute_value(node, "kernel_shape", ())
     rank = len(kernel)
     strides, pads = attribute_value(node, "strides", [1] * rank), attribute_value(node, "pads", [0] * 2 * rank)

@@ -1,8 +1,8 @@
-"""Opsets: a model is brought from the one that it was written in to one that burnish works with, change by change.
+"""Upgrade of models from older opsets, change by change.
 
-Each change in the standard's operators between opset 7 and opset 18 has a function. It rewrites a node of the version before into
-the version it is registered for. Nodes that it adds are already in the form of opset 18. Versions that only widened types, or
-added what defaults to the old meaning, need no function.
+Each change of an operator between opset 7 and 18 has a function, registered for the new version, that rewrites a node of the
+previous version. Nodes that it adds have the form of opset 18. Versions that only add types, or options that default to the old
+meaning, need none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from burnish.graph.uses import is_used
 Change = Callable[[ir.Node], None]
 
 CHANGES: dict[tuple[str, int], Change] = {}
-"""The change of an operator at the opset that brought it."""
+"""Operator and opset of a change -> its function."""
 
 
 def change(version: int, *op_types: str) -> Callable[[Change], Change]:
-    """Register what changed for operators at an opset."""
+    """Register the change of operators at an opset."""
 
     def register(rule: Change) -> Change:
         for op_type in op_types:
@@ -37,7 +37,7 @@ def change(version: int, *op_types: str) -> Callable[[Change], Change]:
 
 
 def _attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Take an attribute off a node and return its value."""
+    """Remove an attribute from a node and return its value."""
     attribute = node.attributes.pop(name, None)
     if attribute is None:
         return default
@@ -95,7 +95,7 @@ def _first(node: ir.Node) -> ir.Value:
 
 
 def _take_over_uses(old: ir.Value, new: ir.Value, keep: ir.Node | None = None) -> None:
-    """Let ``new`` be what ``old`` was to every other node and to the graph's outputs, name included."""
+    """Replace ``old`` by ``new`` for all other nodes and graph outputs, including its name."""
     name, old.name = old.name, None
     new.name, new.type, new.shape = name, old.type, old.shape
     places = [(usage.node, usage.idx) for usage in old.uses() if usage.node is keep]
@@ -110,7 +110,7 @@ def _present(value: ir.Value | None) -> bool:
 
 @change(9, "BatchNormalization")
 def batch_normalization_over_channels(node: ir.Node) -> None:
-    """``spatial=0``, a statistic for every position, is gone: each position of each channel becomes a channel of its own."""
+    """Replace ``spatial=0``, a statistic per position: each position of each channel becomes a channel."""
     if _attribute(node, "spatial", 1) == 1:
         return
     if any(map(_present, node.outputs[1:])):
@@ -129,7 +129,7 @@ def batch_normalization_over_channels(node: ir.Node) -> None:
 
 
 def _flattened(node: ir.Node, operand: ir.Value) -> ir.Value:
-    """A scale, bias, mean or variance as one vector: the initializer itself where only this layer reads it."""
+    """Return a scale, bias, mean or variance as a vector, in place if only this layer reads it."""
     array = constant_array(operand) if operand.is_initializer() and len(operand.uses()) == 1 else None
     if array is None:
         return _emit(node, "Reshape", [operand, _integers(node, [-1])])
@@ -140,7 +140,7 @@ def _flattened(node: ir.Node, operand: ir.Value) -> ir.Value:
 
 @change(14, "BatchNormalization")
 def batch_normalization_mode(node: ir.Node) -> None:
-    """The mode was told by the number of outputs; the batch's own mean and population variance were outputs 3 and 4."""
+    """Set the mode, formerly implied by the number of outputs; outputs 3 and 4 were the batch's mean and population variance."""
     named = [output for output in node.outputs[1:] if output.name or _present(output)]
     saved = node.outputs[3:]
     if any(_present(output) for output in saved):
@@ -157,9 +157,9 @@ def batch_normalization_mode(node: ir.Node) -> None:
 
 
 def _batch_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """The mean and the population variance of each channel of what a node normalizes, in its dtype.
+    """Return each channel's mean and population variance over the batch, in the data's dtype.
 
-    Sixteen bits are summed in float32. The variance is that of x - mean, centred once more: a mean far from zero costs no digits
+    16-bit data is summed in float32. The variance is that of x - mean, centred once more, so a mean far from zero loses no digits
     (Chan, Golub, LeVeque 1983).
     """
     data = _first(node)
@@ -186,7 +186,7 @@ def _batch_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 @change(9, "Scan")
 def scan_without_batch(node: ir.Node) -> None:
-    """Scan of opset 8 had a batch axis of its own."""
+    """Refuse Scan of opset 8, which had a batch axis."""
     raise UnsupportedOperatorError(
         f"{describe_node(node)} is a Scan of opset 8, whose batch axis later opsets do not have: export the model with opset 9 "
         "or later"
@@ -202,16 +202,16 @@ def upsample_scales(node: ir.Node) -> None:
 @change(10, "Upsample")
 def upsample_is_resize(node: ir.Node) -> None:
     node.op_type = "Resize"
-    # The changes that follow at this node go by the operator it has become.
+    # Later changes of this node apply to its new operator.
     if not isinstance(node.attributes.get("mode"), ir.Attr):
         node.attributes["mode"] = ir.AttrString("mode", "nearest")
 
 
 @change(11, "Resize")
 def resize_coordinates(node: ir.Node) -> None:
-    """Resize of opset 10 has asymmetric coordinates; nearest goes down when it enlarges and up when it reduces.
+    """Convert Resize of opset 10, with asymmetric coordinates; nearest rounds down to enlarge and up to reduce.
 
-    Where both may happen, on two axes or with scales known only at run time, it is two nodes: what enlarges comes first.
+    If both may occur, on two axes or for scales known only at run time, it becomes two nodes, enlarging first.
     """
     data, scales = _first(node), node.inputs[1]
     array = constant_array(scales)
@@ -238,7 +238,7 @@ def resize_coordinates(node: ir.Node) -> None:
 
 
 def _bounded(before: ir.Node, scales: ir.Value | None, array: np.ndarray | None, bound: np.ufunc) -> ir.Value:
-    """Scales of at least 1 (``np.maximum``), or of at most 1 (``np.minimum``); ``array`` where they are constant."""
+    """Return scales of at least 1 (``np.maximum``) or at most 1 (``np.minimum``); ``array`` if they are constant."""
     if array is not None:
         return _constant(before, bound(array, 1).astype(np.float32))
     one = _constant(before, np.asarray(1, dtype=np.float32))
@@ -247,7 +247,7 @@ def _bounded(before: ir.Node, scales: ir.Value | None, array: np.ndarray | None,
 
 @change(13, "Resize")
 def resize_optional_inputs(node: ir.Node) -> None:
-    """An input that is not used is left out, and was an empty tensor; one coordinate mode has another name."""
+    """Omit unused inputs, which were empty tensors, and rename one coordinate mode."""
     for index in (1, 2):
         array = constant_array(node.inputs[index]) if index < len(node.inputs) else None
         if array is not None and array.size == 0:
@@ -268,7 +268,7 @@ def resize_optional_inputs(node: ir.Node) -> None:
 
 @change(10, "Dropout")
 def dropout_mask_is_bool(node: ir.Node) -> None:
-    """The mask had the dtype of the data."""
+    """Convert a mask with the dtype of the data."""
     if len(node.outputs) < 2:
         return
     mask = node.outputs[1]
@@ -282,7 +282,7 @@ def dropout_mask_is_bool(node: ir.Node) -> None:
 
 @change(12, "Dropout")
 def dropout_ratio_input(node: ir.Node) -> None:
-    """The ratio becomes an input; the mode, which later opsets have as an input too, stays the default: inference."""
+    """Make the ratio an input; the mode, an input in later opsets, stays the default: inference."""
     _set_input(node, 1, _constant(node, np.asarray(_attribute(node, "ratio", 0.5), dtype=np.float32)))
 
 
@@ -315,7 +315,7 @@ _REDUCTIONS = [f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min 
 @change(13, "Split", "Squeeze", "Unsqueeze", "ReduceSum")
 @change(18, *_REDUCTIONS)
 def integer_inputs(node: ir.Node) -> None:
-    """Integers that were attributes are inputs."""
+    """Make integer attributes inputs."""
     names = {"Slice": ("starts", "ends", "axes"), "TopK": ("k",), "Split": ("split",)}.get(node.op_type, ("axes",))
     for index, name in enumerate(names, start=1):
         numbers = _attribute(node, name)
@@ -331,11 +331,11 @@ def split_count(node: ir.Node) -> None:
 
 @change(13, "Softmax", "LogSoftmax", "Hardmax")
 def normalize_one_axis(node: ir.Node) -> None:
-    """The input was seen as a matrix split before ``axis``, and each row of it normalized as a whole."""
+    """Normalize rows of the input as a matrix split before ``axis``."""
     data = _first(node)
     axis = int(_attribute(node, "axis", 1))
     rank = None if data.shape is None else len(data.shape)
-    # With axis equal to the rank, which opset 11 ruled out, every row of the matrix is one element.
+    # With axis equal to the rank, forbidden since opset 11, every row is one element.
     if axis == -1 or axis + 1 == rank:
         node.attributes["axis"] = ir.AttrInt64("axis", -1)
         return
@@ -350,7 +350,7 @@ def normalize_one_axis(node: ir.Node) -> None:
 
 @change(16, "RoiAlign")
 def roi_align_coordinates(node: ir.Node) -> None:
-    """The default of the coordinates changed."""
+    """Set the old default of the coordinates."""
     if "coordinate_transformation_mode" not in node.attributes:
         mode = ir.AttrString("coordinate_transformation_mode", "output_half_pixel")
         node.attributes["coordinate_transformation_mode"] = mode
@@ -361,7 +361,7 @@ OLDEST_CANONICAL = 18
 
 
 def check_opset(model: ir.Model) -> None:
-    """Raise ModelError for an opset before 7, or one that the installed ``onnx`` does not know yet."""
+    """Raise ModelError for an opset before 7 or newer than that of the installed ``onnx``."""
     newest = onnx.defs.onnx_opset_version()
     imports = [model.opset_imports, *(function.opset_imports for function in model.functions.values())]
     if "" not in model.opset_imports:
@@ -382,7 +382,7 @@ def check_opset(model: ir.Model) -> None:
 
 
 def declare_opset(model: ir.Model) -> bool:
-    """Let every body declare the model's opset, in place: what emits nodes into a graph asks that graph for it."""
+    """Declare the model's opset in every body, in place: builders ask the graph for it."""
     declared = model.opset_imports[""]
     silent = [graph for graph in model.graphs() if graph.opset_imports.get("") != declared]
     for graph in silent:
@@ -391,10 +391,10 @@ def declare_opset(model: ir.Model) -> bool:
 
 
 def upgrade_opset(model: ir.Model) -> bool:
-    """Rewrite, in place, a model of an opset before 18 in opset 18; newer ones stay as they are. Returns whether it was one.
+    """Upgrade a model below opset 18 to 18, in place; return True if it was.
 
     Raises:
-        UnsupportedOperatorError: an operator in an old form that has no equivalent in the new opset.
+        UnsupportedOperatorError: an old operator has no equivalent in the new opset.
     """
     opset = model.opset_imports[""]
     target = max(opset, OLDEST_CANONICAL)
@@ -407,7 +407,7 @@ def upgrade_opset(model: ir.Model) -> bool:
 
 
 def upgrade_graph(graph: ir.Graph, opset: int, target: int) -> None:
-    """Rewrite, in place, the nodes of a graph and its subgraphs from one opset to a newer one, change by change."""
+    """Upgrade, in place, the nodes of a graph and its subgraphs to a newer opset, change by change."""
     if opset >= target:
         return
     for node in list(graph.all_nodes()):
@@ -420,7 +420,7 @@ def upgrade_graph(graph: ir.Graph, opset: int, target: int) -> None:
 
 
 def normalize_proto_domains(proto: onnx.ModelProto) -> None:
-    """The same for a proto, whose check knows only ``""``."""
+    """Rename the domain ``ai.onnx`` to ``""`` in a proto, in place, for the checker."""
     for imported in (*proto.opset_import, *(imported for function in proto.functions for imported in function.opset_import)):
         if imported.domain == "ai.onnx":
             imported.domain = ""
@@ -430,10 +430,10 @@ def normalize_proto_domains(proto: onnx.ModelProto) -> None:
 
 
 def normalize_domains(model: ir.Model) -> bool:
-    """Spell the standard domain ``""`` where the model imports ``"ai.onnx"``; ``onnx_ir`` spells it so in nodes.
+    """Rename an imported domain ``"ai.onnx"`` to ``""``, in place, as ``onnx_ir`` does in nodes.
 
     Raises:
-        ModelError: the model imports it by both names, in two versions.
+        ModelError: the model imports both names, in different versions.
     """
     changed = False
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):

@@ -1,13 +1,12 @@
-"""Padding of convolutions and pools, written so that every version and every runtime gives the same windows and divisors.
+"""Explicit padding of convolutions and pools, with the same windows and divisors on every runtime.
 
-``auto_pad`` and the ``output_shape`` of transposed convolutions become explicit pads: runtimes differ in what they do with them
-beside dilations, output paddings and a rounded-up output size, and the standard's inference differs from all of them.
+``auto_pad`` and the ``output_shape`` of transposed convolutions become explicit pads: runtimes treat them differently with
+dilations, output padding and rounded-up sizes, and the standard's inference differs from all of them.
 
-Since opset 22 the standard says that a window which would start in the padding after the data is left out. Runtimes never had
-such windows, also in older opsets, but the standard's inference counts them there: the declared size is one too large. Average
-pools that count padding and round their size up have a last window that may reach beyond the padding; what lies there is not
-counted. ONNX Runtime before 1.29 divides by the size of the whole window all the same. If the padding is part of the data,
-nothing is left to count next to it, and all runtimes agree.
+Since opset 22 the standard omits windows that would start in the padding after the data. Runtimes never had them, but the
+inference of older opsets counts them, so the declared size is one too large. Average pools that count padding and round up may
+have a last window beyond the padding, whose outer part does not count. ONNX Runtime before 1.29 divides by the full window
+anyway. With the padding written as data, all runtimes agree.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _NOT_SET = ("NOTSET", "")
 
 
 def write_pads(model: ir.Model) -> bool:
-    """Write, in place, explicit pads wherever they follow from the attributes, or from sizes that are known.
+    """Write explicit pads, in place, if they follow from the attributes or from known sizes.
 
-    Other nodes stay as they are: their padding changes with an input of symbolic size.
+    Other nodes stay: their padding depends on a symbolic size.
     """
     nodes = [node for graph in model.graphs() for node in graph if _has_implicit_pads(node)]
     waiting = [node for node in nodes if not _write(node)]
     written = len(waiting) < len(nodes)
     if any(_sizes(node) for node in waiting):
-        # A node of implicit pads may be declared in a size that runtimes do not give it, and what follows not fit.
+        # The declared size of a node with implicit pads may differ from the runtimes', so that its readers do not fit.
         infer_shapes(model, strict=False)
         written |= any([_write(node) for node in waiting])
     return written
@@ -49,7 +48,7 @@ def _has_implicit_pads(node: ir.Node) -> bool:
 
 
 def _write(node: ir.Node) -> bool:
-    """Write the pads of a node; return whether they are known."""
+    """Write the pads of a node; return True if they are known."""
     kernel = _kernel(node)
     if kernel is None:
         return False
@@ -65,13 +64,13 @@ def _write(node: ir.Node) -> bool:
     if len(known) < len(kernel):
         return False
     _set_pads(node, *split_padding(known, more_at_end=mode == "SAME_UPPER"))
-    # The output size is that of the data, divided and rounded up, whatever the node says of rounding.
+    # The output size is the data's, divided and rounded up, whatever the rounding attribute.
     node.attributes.pop("ceil_mode", None)
     return True
 
 
 def _write_transposed(node: ir.Node, kernel: Sequence[int]) -> bool:
-    """The output has the size of the data times the stride, or ``output_shape``; pads are what is too much for that."""
+    """Write pads that cut the output to the data's size times the stride, or to ``output_shape``."""
     rank, mode = len(kernel), attribute_value(node, "auto_pad", "NOTSET")
     strides, spans = _strides(node, kernel), _spans(node, kernel)
     padding = list(_by_axis(node, "output_padding", 0, kernel))
@@ -118,7 +117,7 @@ def _kernel(node: ir.Node) -> Sequence[int] | None:
 
 
 def _sizes(node: ir.Node) -> list[int | None]:
-    """The spatial extents of the data; None where one is symbolic."""
+    """Return the spatial extents of the data; None for symbolic ones."""
     data, kernel = node.inputs[0], _kernel(node)
     if data is None or kernel is None:
         return []
@@ -130,7 +129,7 @@ def _strides(node: ir.Node, kernel: Sequence[int]) -> Sequence[int]:
 
 
 def _by_axis(node: ir.Node, name: str, default: int, kernel: Sequence[int]) -> Sequence[int]:
-    """An attribute that has an integer for each axis of the kernel.
+    """Return an attribute with an integer per axis of the kernel.
 
     Raises:
         ModelError: it has another number of them.
@@ -153,16 +152,16 @@ def _spans(node: ir.Node, kernel: Sequence[int]) -> list[int]:
 
 
 def drop_windows_in_padding(model: ir.Model) -> bool:
-    """Write, in place, each pool with such a window without it: its output size needs no rounding up there.
+    """Rewrite, in place, pools with windows that start in the padding after the data, so that no rounding up is needed.
 
-    Where spatial sizes are symbolic, nodes stay as they are: nothing is inferred from them.
+    Nodes with symbolic spatial sizes stay: nothing is inferred from them.
 
     Raises:
-        UnsupportedOperatorError: max pooling in that case, of which the places of the maxima are read.
+        UnsupportedOperatorError: max pooling in that case whose indices are read.
     """
     changed = False
     while pools := [node for graph in model.graphs() for node in graph if _is_rounded_up(node)]:
-        # What follows a pool of the wrong size may not fit, so inference goes on as far as it can.
+        # Readers of a pool with a wrong size may not fit; infer as far as possible.
         infer_shapes(model, strict=False)
         node = next((node for node in pools if any(axis.has_dropped for axis in _axes(node))), None)
         if node is None:
@@ -174,7 +173,7 @@ def drop_windows_in_padding(model: ir.Model) -> bool:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One spatial axis of a pool; ``size`` is None where it is symbolic."""
+    """One spatial axis of a pool; ``size`` is None if symbolic."""
 
     size: int | None
     begin: int
@@ -184,12 +183,12 @@ class _Axis:
 
     @property
     def leftover(self) -> int:
-        """How many trailing entries of the padded data no window reaches when the output size is rounded down."""
+        """Trailing entries of the padded data that no window reaches if the output size is rounded down."""
         return 0 if self.size is None else (self.size + self.begin + self.end - self.span) % self.stride
 
     @property
     def has_dropped(self) -> bool:
-        """Whether rounding up adds a window that would start after the data and the padding before it."""
+        """True if rounding up adds a window that starts after the data and the padding before it."""
         if self.size is None or not self.leftover:
             return False
         windows = (self.size + self.begin + self.end - self.span) // self.stride + 2
@@ -226,7 +225,7 @@ def _write_without(node: ir.Node) -> None:
     if not any(axis.size is None or (axis.leftover and not axis.has_dropped) for axis in axes):
         node.attributes["ceil_mode"] = ir.AttrInt64("ceil_mode", 0)
         return
-    # Another axis needs the rounding: here the padding after the data ends where the last window ends, or the data does.
+    # Another axis needs the rounding: end the padding at the end of the last window or of the data.
     surplus = [axis.leftover if axis.has_dropped else 0 for axis in axes]
     ends = [max(axis.end - entries, 0) for axis, entries in zip(axes, surplus, strict=True)]
     node.attributes["pads"] = ir.AttrInt64s("pads", [*(axis.begin for axis in axes), *ends])
@@ -248,9 +247,9 @@ def _write_without(node: ir.Node) -> None:
 
 
 def count_padding_as_data(model: ir.Model) -> bool:
-    """Write, in place, the padding of such pools as a Pad of zeros before them, and leave it out where there is none.
+    """Write, in place, the padding of average pools that count it as a Pad of zeros, and omit empty padding.
 
-    A pool with padding whose spatial sizes are symbolic stays as it is: which windows start in the padding is not known.
+    Pools with padding and symbolic spatial sizes stay: their windows in the padding are unknown.
     """
     changed = False
     for graph in model.graphs():

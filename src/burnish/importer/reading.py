@@ -1,7 +1,7 @@
-"""Sources to ``onnx_ir.Model``: parsing, the standard's checks, and the model as it came, without its weights.
+"""Parsing and checking of sources into an ``onnx_ir.Model``, and the original model without its weights.
 
-Tensors belong to the new model alone. What it was read from is kept without the data of large tensors: loading changes the model,
-and a program is saved with the one that it was made of.
+The new model owns its tensors. The source is kept without large tensors: loading changes the model, and programs are saved with
+the original.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from burnish.importer.tensors import (
 from burnish.untrusted_files import check_regular
 
 Place = tuple[str, int, int]
-"""A file next to the model, the offset of a tensor's data in it, and its bytes."""
+"""File next to the model, offset of the data, and number of bytes."""
 
 
 class SourceModel:
-    """A model whose large tensors have no data, and what knows the data of some of them.
+    """A model without the data of its large tensors, and access to the data of some of them.
 
     Args:
-        proto: returns the model; called once. Tensors without data say that it is external, and not where.
-        tensors: the data, by the name of the initializer or of what the Constant node gives.
+        proto: returns the model; called once. Its tensors without data are marked as external, without a location.
+        tensors: data by the name of the initializer or of the Constant's output.
     """
 
     def __init__(self, proto: Callable[[], onnx.ModelProto], tensors: Mapping[str, ir.TensorProtocol]):
@@ -70,8 +70,8 @@ class SourceModel:
         """Return a copy of a model without the data of its large tensors.
 
         Args:
-            proto: as it was parsed; ``check_tensors`` has passed it.
-            folder: where its external data lies.
+            proto: a parsed model that passed ``check_tensors``.
+            folder: folder of its external data.
             apart: initializers whose data is not in the proto.
         """
         copy = without_initializers(proto)
@@ -87,7 +87,7 @@ class SourceModel:
 
     @classmethod
     def of_model(cls, model: ir.Model) -> SourceModel:
-        """Return what was given as an ``onnx_ir.Model``, which is left as it is."""
+        """Return the source for an ``onnx_ir.Model``, which is not changed."""
         tensors, copy = large_tensors(model), model.clone()
 
         def proto() -> onnx.ModelProto:
@@ -103,20 +103,20 @@ class SourceModel:
         return cls(proto, tensors)
 
     def beside(self, weights: Mapping[str, ir.TensorProtocol]) -> SourceModel:
-        """Return the same model, which takes the data of its weights from the state of a program, where they are as they came.
+        """Return the same model without the data of weights that are unchanged in the state of a program.
 
         Args:
-            weights: the tensors by state name, as they are in the state.
+            weights: the tensors in the state, by name.
         """
         others = {name: tensor for name, tensor in self.tensors.items() if not _is_same(tensor, _in_state(name, weights))}
         return SourceModel(self._proto, others)
 
     def with_data(self, place: Callable[[str], Place], data: Mapping[str, Place]) -> onnx.ModelProto:
-        """Return the model, whole: each tensor holds its data, or says where it is.
+        """Return the complete model: each tensor holds its data or its location.
 
         Args:
-            place: where the state has the weight of this name.
-            data: where else data is.
+            place: returns the location of a weight in the state.
+            data: locations of other data.
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -138,10 +138,10 @@ class SourceModel:
 
     @classmethod
     def read(cls, proto: onnx.ModelProto, folder: Path, state_file: str) -> SourceModel:
-        """Return what ``with_data`` returned, read from a file.
+        """Return the source from a model that ``with_data`` wrote to a file.
 
         Raises:
-            ModelError: data that is not in the state is missing, too short or outside the folder.
+            ModelError: data outside the state is missing, too short or outside the folder.
         """
         external, tensors = ExternalData(folder), {}
         for name, tensor in empty_tensors(proto):
@@ -154,14 +154,14 @@ class SourceModel:
 
 
 def large_tensors(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Return the initializers of a model, and its large constants by the name of what they give."""
+    """Return the initializers of a model, and its large constants by the names of their outputs."""
     found = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
     constants = ((node.outputs[0].name or "", large_constant(node)) for node in model.graph if node.outputs)
     return found | {name: tensor for name, tensor in constants if tensor is not None}
 
 
 def empty_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """The tensors of a ``SourceModel`` without data of their own, by name."""
+    """Yield the tensors without data, by name."""
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             yield tensor.name, tensor
@@ -189,7 +189,7 @@ def _empty(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _external(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    """A tensor without data, in place of a large one."""
+    """Return an empty external tensor in place of a large one."""
     if tensor.dtype == ir.DataType.STRING or tensor.nbytes <= SMALL:
         return tensor
     return ir.ExternalTensor("", None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
@@ -208,7 +208,7 @@ def _is_same(tensor: ir.TensorProtocol, other: ir.TensorProtocol | None) -> bool
 
 
 SOURCE = Fact[SourceModel]("burnish.source")
-"""Of a model that was loaded."""
+"""Original of a loaded model."""
 
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
@@ -217,11 +217,11 @@ _AGAIN = "Export the model again, or check that the file was copied whole"
 @dataclass(frozen=True)
 class _Read:
     proto: onnx.ModelProto
-    folder: Path | None  # where its external data lies; None when it did not come from a file
-    name: str  # what it is called
-    payloads: Mapping[str, Payload] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
-    file: SourceFile | None = None  # where these can be read again
-    source: onnx.ModelProto | None = None  # what was parsed, without the data of large tensors
+    folder: Path | None  # folder of external data; None without a file
+    name: str  # for messages
+    payloads: Mapping[str, Payload] = field(default_factory=dict)  # raw data of initializers missing in the proto, by name
+    file: SourceFile | None = None  # file to read these again
+    source: onnx.ModelProto | None = None  # parsed model without the data of large tensors
     size: int | None = None  # bytes of the file
 
 
@@ -250,7 +250,7 @@ def read_model(source: object) -> ir.Model:
 
 
 def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
-    """Return a checked proto, where its external data lies (None when it did not come from a file), and what it is called.
+    """Return a checked proto, the folder of its external data (None without a file), and its name.
 
     Raises:
         ModelError: see ``burnish.importer.load``.
@@ -279,7 +279,7 @@ def _read_proto(source: object) -> _Read:
 
 
 def _read_apart(path: Path) -> _Read:
-    """Read a file without large copies: the raw data of large initializers is not in the proto."""
+    """Read a file without large copies: the proto lacks the raw data of large initializers."""
     with _opened(path) as (file, size):
         again = SourceFile.of(path, file)
         taken = take_payloads(file, size)
@@ -297,7 +297,7 @@ def _read_apart(path: Path) -> _Read:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file that may be a model, and its size."""
+    """Open a file that may be a model; yield it and its size."""
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
@@ -327,7 +327,7 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 
 def _checked(read: _Read) -> _Read:
-    """What was read, with dense constants, where it passes the checks."""
+    """Check a proto and make its constants dense."""
     check_parts(read.proto, read.name, read.size)
     if not _is_text(read.proto):
         raise ModelError(f"{read.name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
@@ -339,7 +339,7 @@ def _checked(read: _Read) -> _Read:
     try:
         _check_light(read)
     except ModelError:
-        # Runtimes sort nodes; the check refuses a file in which one stands before what it reads, and then says no more.
+        # Runtimes sort nodes, but the checker stops at a node before its inputs.
         ordered = with_sorted_nodes(read.proto)
         if ordered is read.proto:
             raise
@@ -355,12 +355,12 @@ def _check_light(read: _Read) -> None:
 
 
 def _operators(proto: onnx.ModelProto) -> frozenset[str]:
-    """The types of all nodes, in bodies and functions too."""
+    """Return the types of all nodes, including bodies and functions."""
     return frozenset(node.op_type for body in graphs_within(proto.graph, *proto.functions) for node in body.node)
 
 
 def _is_text(message: Any) -> bool:
-    """Whether every string of a protobuf message is UTF-8: the parser lets others pass, and fails when they are read."""
+    """True if every string of a protobuf message is UTF-8: the parser accepts others but fails on access."""
     try:
         fields = message.ListFields()
     except UnicodeDecodeError:
@@ -401,7 +401,7 @@ def _read_ir(source: ir.Model) -> ir.Model:
 
 
 def _check(light: onnx.ModelProto, name: str) -> None:
-    """Check a copy without weights; it is changed. An output may leave out its shape, which is inferred later."""
+    """Check a temporary copy without weights. An output may omit its shape, which is inferred later."""
     twice = next((output for output, count in Counter(output.name for output in light.graph.output).items() if count > 1), None)
     if twice is not None:
         raise ModelError(f"{name}: not valid ONNX: the graph lists its output '{twice}' more than once. Export the model again")
@@ -421,7 +421,7 @@ def _check(light: onnx.ModelProto, name: str) -> None:
 
 
 def _refuse_maps(proto: onnx.ModelProto, name: str) -> None:
-    """Raise ModelError for what a graph of tensors cannot hold: dictionaries, as a DictVectorizer reads."""
+    """Raise ModelError for dictionaries (ONNX maps), such as inputs of a DictVectorizer."""
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         kind = value.type
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):

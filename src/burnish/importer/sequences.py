@@ -1,14 +1,10 @@
-"""Sequences of tensors whose elements are known become the tensors themselves.
+"""Replacement of sequences with known elements by tensors.
 
-PyTorch's exporters, unless they are told to optimize, write ``chunk``, ``split`` and ``unbind`` as SplitToSequence with a
-SequenceAt for every piece, and lists as SequenceConstruct. Split, Slice, Gather and Concat compute the same, and gradients flow
-through.
+Unless they optimize, PyTorch's exporters write ``chunk``, ``split`` and ``unbind`` as SplitToSequence with a SequenceAt per
+piece, and lists as SequenceConstruct. Split, Slice, Gather and Concat compute the same and pass gradients.
 
-Lists that a loop puts together become tensors that it stacks.
-
-PyTorch's TorchScript exporter writes ``outputs.append(y)`` in a loop as a sequence among the loop's states, which SequenceInsert
-makes longer, and ``torch.stack(outputs)`` after it as ConcatFromSequence. A scanned output of the loop holds the same elements,
-and gradients flow through.
+PyTorch's TorchScript exporter writes ``outputs.append(y)`` in a loop as a sequence state extended by SequenceInsert, and
+``torch.stack(outputs)`` as ConcatFromSequence. A scanned output of the loop has the same elements and passes gradients.
 """
 
 from __future__ import annotations
@@ -35,22 +31,22 @@ from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.uses import is_read, producer_of, remove_unread
 
 MOST_PIECES = 4096
-"""Pieces of a split that are written one by one; a recurrence over more is no list that somebody wrote."""
+"""Most pieces of a split that are written one by one; longer sequences are recurrences, not lists."""
 
 _MADE = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence"})
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace, in place, what reads a sequence of known elements, in bodies too; return whether anything was.
+    """Replace, in place, readers of sequences with known elements, in bodies too; return True if there were any.
 
-    A position that is no constant chooses among elements of one shape, or among the pieces of extent one of a split. Where
-    elements have several shapes, or a sequence comes from elsewhere, nodes stay as they are.
+    A computed position selects among elements of one shape, or among split pieces of extent one. Elements of several shapes and
+    sequences from elsewhere stay.
     """
     return _Resolution(model.graph).run()
 
 
 def write_out_maps(model: ir.Model) -> bool:
-    """Write every SequenceMap out, in place, as the loop that is its function in the standard; return whether there was any."""
+    """Replace every SequenceMap, in place, by the loop that the standard defines; return True if there were any."""
     maps = [node for node in model.graph.all_nodes() if node.op_type == "SequenceMap" and node.domain == ""]
     if not maps:
         return False
@@ -76,7 +72,7 @@ class _Resolution:
         self.stacks: dict[ir.Value, Tensor] = {}
 
     def builder(self, before: ir.Node) -> Builder:
-        """Emits in front of a node, in the graph or body that it is in."""
+        """Return a builder before a node, in its graph or body."""
         graph = before.graph
         assert isinstance(graph, ir.Graph)
         graph.opset_imports.update(self.graph.opset_imports)
@@ -108,12 +104,12 @@ class _Resolution:
                 replace_node(node, piece)
             return piece is not None
         if not -len(elements) <= position < len(elements):
-            return False  # whoever runs it says so
+            return False  # the runtime reports it
         if node.graph is self.graph:
             replace_value(node.outputs[0], elements[position])
             remove_node(node)
         else:
-            builder = self.builder(node)  # what a body returns is computed in it
+            builder = self.builder(node)  # a body must compute its outputs itself
             replace_node(node, builder.op("Identity", builder.tensor(elements[position])))
         return True
 
@@ -150,7 +146,7 @@ class _Resolution:
         return True
 
     def choose(self, node: ir.Node, sequence: ir.Value) -> Tensor | None:
-        """The element at a position that is computed; None where elements differ in their shapes, or are not known."""
+        """Return the element at a computed position; None if element shapes differ or are unknown."""
         builder = self.builder(node)
         place = node.inputs[1]
         assert place is not None
@@ -170,7 +166,7 @@ class _Resolution:
         return builder.op("Gather", builder.tensor(self.stacks[sequence].value), builder.tensor(place), axis=0)
 
     def elements_of(self, sequence: ir.Value) -> list[ir.Value] | None:
-        """The elements, as values that are there before the sequence is made; None where they are not known."""
+        """Return the elements as values available before the sequence; None if unknown."""
         if sequence not in self.elements:
             self.elements[sequence] = self._find_elements(sequence)
         return self.elements[sequence]
@@ -199,7 +195,7 @@ class _Resolution:
         return [*elements[:position], *added, *elements[position + (0 if inserts else 1) :]]
 
     def _split(self, node: ir.Node) -> list[ir.Value] | None:
-        """The pieces of a split whose sizes are known."""
+        """Return the pieces of a split with known sizes."""
         x, axis, chunk = _operands(node)
         sizes = None
         if x is None or x.dtype is None:
@@ -221,7 +217,7 @@ class _Resolution:
         return [piece.value for piece in pieces]
 
     def cut(self, node: ir.Node, sequence: ir.Value, position: int) -> Tensor | None:
-        """One piece of a split of an axis whose extent is not known."""
+        """Return one piece of a split along an axis of unknown extent."""
         split = producer_of(sequence, "SplitToSequence")
         if split is None:
             return None
@@ -239,13 +235,13 @@ class _Resolution:
 
 
 def _operands(split: ir.Node) -> tuple[ir.Value | None, int, int | None]:
-    """What is split, along which axis, and the size of the pieces where all but the last have the same."""
+    """Return the split value, the axis, and the size of all pieces but the last, if common."""
     sizes = split.inputs[1] if len(split.inputs) > 1 else None
     return split.inputs[0], attribute_value(split, "axis", 0), 1 if sizes is None else _integer(sizes)
 
 
 def _joins_again(split: ir.Node, axis: int, as_new: bool) -> bool:
-    """Whether pieces that are joined along an axis, a new one of them or not, are what was split."""
+    """True if joining the pieces along an axis, new or not, restores the split value."""
     x, along, _ = _operands(split)
     if x is None or as_new != _drops_axis(split):
         return False
@@ -253,13 +249,13 @@ def _joins_again(split: ir.Node, axis: int, as_new: bool) -> bool:
 
 
 def _drops_axis(split: ir.Node) -> bool:
-    """Whether the pieces are of extent one and come without their axis; sizes keep it."""
+    """True if pieces of extent one come without their axis; explicit sizes keep it."""
     without_sizes = len(split.inputs) < 2 or split.inputs[1] is None
     return without_sizes and attribute_value(split, "keepdims", 1) == 0
 
 
 def _integer(value: ir.Value | None) -> int | None:
-    """A constant scalar."""
+    """Return a constant scalar."""
     array = constant_array(value)
     return int(array.item()) if array is not None and array.ndim == 0 else None
 
@@ -269,11 +265,11 @@ _READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")
 
 
 def stack_built_lists(model: ir.Model) -> bool:
-    """Replace, in place, the lists that loops put together, from nothing or from known elements; return whether there were any.
+    """Replace, in place, lists that loops build from nothing or from known elements by scans; return True if there were any.
 
-    An element is added in every iteration, at the end or in front, and nothing else in the loop reads the list. After it the list
-    is joined, counted, or read by position. Elements have one shape, which stacking them asks for; where nothing stacks them, the
-    shape has to be known.
+    Every iteration must append or prepend an element, and nothing else in the loop may read the list. Afterwards it may be
+    joined, counted, or read by position. All elements have one shape, as stacking requires; without stacking, the shape must be
+    known.
     """
     replaced = False
     fixed = {extent.value for value in model.graph.inputs if value.shape for extent in value.shape if not isinstance(extent, int)}
@@ -289,10 +285,10 @@ class _BuiltList:
     """A list among the states of a loop.
 
     Attributes:
-        state: which of the states it is.
-        insertion: the node that makes it longer.
-        in_front: whether the newest element is the first.
-        earlier: the elements that are there before the loop.
+        state: index of the state.
+        insertion: the node that extends it.
+        in_front: True if elements are prepended.
+        earlier: elements before the loop.
     """
 
     state: int
@@ -323,7 +319,7 @@ def _built_list(loop: ir.Node, fixed: Container[object]) -> _BuiltList | None:
 
 
 def _elements(sequence: ir.Value) -> tuple[ir.Value, ...] | None:
-    """The elements of a list that was made as a whole, or put together at its end; None for another."""
+    """Return the elements of a list constructed at once or by appending; None for others."""
     made = producer_of(sequence, "SequenceEmpty", "SequenceConstruct", "SequenceInsert")
     if made is None:
         return None
@@ -334,12 +330,12 @@ def _elements(sequence: ir.Value) -> tuple[ir.Value, ...] | None:
 
 
 def _may_be_stacked(result: ir.Value, element: ir.Value, earlier: Sequence[ir.Value], fixed: Container[object]) -> bool:
-    """Whether all elements have one shape, as far as what reads the list says so or the shape is known.
+    """True if all elements are known to have one shape, from the list's readers or from inference.
 
     Args:
         result: the list.
-        element: what an iteration adds to it.
-        earlier: what was in it before.
+        element: the element that an iteration adds.
+        earlier: elements from before the loop.
         fixed: names of extents that are the same in every iteration.
     """
     readers = [reader for reader, _ in result.uses()]
@@ -354,12 +350,12 @@ def _may_be_stacked(result: ir.Value, element: ir.Value, earlier: Sequence[ir.Va
     if not all(same_shape(element.shape, value.shape) for value in earlier):
         return False
     known = [isinstance(extent, int) or extent.value in fixed for extent in dims]
-    # Elements that are joined along an axis have the same extents along the others.
+    # Elements joined along an axis have equal extents along the others.
     return all(known) or any(known[reader.attributes["axis"].as_int()] for reader in joining)
 
 
 def _stack(model: ir.Model, loop: ir.Node, built: _BuiltList) -> ir.Node:
-    """Let a loop scan the elements of a list, in the place of a state that holds it; returns the loop that stands for it."""
+    """Replace a list state of a loop by a scanned output; return the new loop."""
     body, element = loop.attributes["body"].as_graph(), built.insertion.inputs[1]
     graph = loop.graph
     assert element is not None
@@ -396,7 +392,7 @@ def _stack(model: ir.Model, loop: ir.Node, built: _BuiltList) -> ir.Node:
 
 
 def _after(builder: Builder, built: _BuiltList, stacked: ir.Value) -> ir.Value:
-    """The elements of before the loop with those of the loop after them; in the order in which they were added."""
+    """Return the elements from before the loop followed by the loop's, in the order of insertion."""
     first = builder.integers([0])
     earlier = reversed(built.earlier) if built.in_front else built.earlier
     rows = [builder.op("Unsqueeze", builder.tensor(value), first) for value in earlier]
@@ -404,7 +400,7 @@ def _after(builder: Builder, built: _BuiltList, stacked: ir.Value) -> ir.Value:
 
 
 def _read_stacked(model: ir.Model, reader: ir.Node, stacked: ir.Value, in_front: bool) -> None:
-    """Let what reads a list read the stacked elements."""
+    """Make a list's reader use the stacked elements."""
     graph = reader.graph
     assert isinstance(graph, ir.Graph)
     graph.opset_imports.update(model.graph.opset_imports)
@@ -431,16 +427,16 @@ def _read_stacked(model: ir.Model, reader: ir.Node, stacked: ir.Value, in_front:
 
 
 def _merged(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with ``axis`` and the one after it as one."""
+    """Merge ``axis`` with the next axis."""
     builder = tensor.builder
     before, after = builder.op("Shape", tensor, end=axis), builder.op("Shape", tensor, start=axis + 2)
     return builder.op("Reshape", tensor, builder.op("Concat", before, builder.integers([-1]), after, axis=0))
 
 
 def resolve_optionals(model: ir.Model) -> bool:
-    """Replace, in place, what reads an optional value that is made in the model, or a plain one; return whether anything was.
+    """Replace, in place, readers of optional values made in the model and of plain values; return True if there were any.
 
-    An optional value that is an input, or that a branch gives, may be empty when the model runs: it stays.
+    Optional inputs, and optional results of branches, may be empty at run time and stay.
     """
     resolved = False
     for node in list(model.graph.all_nodes()):
@@ -467,9 +463,9 @@ def resolve_optionals(model: ir.Model) -> bool:
 
 
 def hold_optional_inputs(model: ir.Model) -> bool:
-    """Make optional inputs plain tensors, in place, and optional outputs that hold a tensor that tensor; return whether any was.
+    """Convert optional inputs, and optional outputs that hold a tensor, to tensors, in place; return True if there were any.
 
-    A batch has all inputs of a program.
+    A batch provides all inputs.
     """
     changed = False
     for value in model.graph.inputs:
@@ -489,7 +485,7 @@ def hold_optional_inputs(model: ir.Model) -> bool:
 
 
 def _held(value: ir.Value | None) -> tuple[bool, ir.Value | None]:
-    """Whether it is known what a value holds, and the value that it holds; None for nothing."""
+    """Return True if the content of a value is known, and the content, None for nothing."""
     if value is None:
         return True, None
     made = producer_of(value, "Optional")

@@ -1,9 +1,8 @@
-"""Shape arithmetic that does not depend on the batch becomes constants, and so does arithmetic on small constants.
+"""Folding of shape arithmetic that does not depend on the batch, and of arithmetic on small constants.
 
-Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), -1))``. Every element of such a chain is followed through the graph, as
-an integer or as the name of a dimension. Values of integers alone become constants; a Reshape whose target is its input's
-own named dimensions beside integers gets a constant target, with 0 for a dimension that is copied. What else reads the
-batch stays computed.
+Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), -1))``. Every element of such a chain is tracked as an integer or the
+name of a dimension. Values of only integers become constants. A Reshape target of integers and its input's own named dimensions
+becomes a constant with 0 for copied dimensions. Other uses of the batch stay computed.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from burnish.graph.constants import evaluated
 from burnish.graph.uses import is_read
 
 Element = int | float | bool | str | None
-"""A known number, the name of a dimension, or unknown."""
+"""A known number, the name of a dimension, or None for unknown."""
 
 MOVES = {"Gather": (0,), "Slice": (0,), "Squeeze": (0,), "Unsqueeze": (0,), "Identity": (0,), "Cast": (0,), "Concat": None}
-"""Operators that move elements, and the inputs they take them from (None: all)."""
+"""Operators that move elements, and their source inputs (None: all)."""
 
 COMPUTES = frozenset(
     "Abs Add And Ceil ConstantOfShape Div Equal Expand Floor Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Neg Not "
     "Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum Reshape Sign Size Split Sqrt Sub Sum Transpose Where "
     "Xor".split()
 )
-"""Operators that are evaluated when all their operands are known."""
+"""Operators that are evaluated if all their operands are known."""
 
 GROWS = frozenset({"ConstantOfShape", "Expand", "Range"})
-"""Those whose result may be far larger than their operands."""
+"""Operators whose result may be far larger than their operands."""
 
 LARGEST = 64
-"""Shapes and axes are small; a larger result is data and stays computed."""
+"""Largest folded result, in elements: shapes and axes are small, larger results are data."""
 
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def fold_shape_constants(model: ir.Model) -> bool:
-    """Replace, in place, shape arithmetic of the main graph by constants where shapes decide it; return whether any was."""
+    """Replace, in place, the main graph's shape arithmetic by constants if shapes decide it; return True if any was."""
     graph = model.graph
     known: dict[ir.Value, np.ndarray] = {}
     elements: dict[ir.Value, np.ndarray] = {}
@@ -100,7 +99,7 @@ def _dimensions(node: ir.Node) -> np.ndarray:
 
 
 def _move(node: ir.Node, elements: dict[ir.Value, np.ndarray], opset: int) -> np.ndarray | None:
-    """Move numbers that stand for the elements through a node, and return the elements they stand for."""
+    """Move numbers that represent elements through a node, and return the resulting elements."""
     sources = MOVES[node.op_type]
     pool: list[Element] = []
     arrays: dict[str, np.ndarray] = {}
@@ -145,7 +144,7 @@ def _compute(node: ir.Node, known: dict[ir.Value, np.ndarray], opset: int) -> li
         return []
     output = node.outputs[0]
     if node.op_type == "Expand" and output.dtype in FLOATING:
-        return []  # Ones that are no weights but stand where weights do: as a constant they would be read as such once exported.
+        return []  # Placeholder ones, which an export would turn into constants that look like weights.
     shape = static_shape(output)
     if node.op_type in GROWS and (shape is None or math.prod(shape) > LARGEST):
         return []
@@ -153,7 +152,7 @@ def _compute(node: ir.Node, known: dict[ir.Value, np.ndarray], opset: int) -> li
 
 
 def _small_integers(value: ir.Value) -> np.ndarray | None:
-    """The content of a constant of integers; floating-point initializers may be trained, and are left alone."""
+    """Return a constant of integers; floating-point initializers may be trained."""
     return _small(value) if value.dtype in INTEGERS else None
 
 
@@ -176,7 +175,7 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
 
 
 def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
-    """Give a Reshape a constant target where its input's shape tells all of it; return whether it did."""
+    """Make the target of a Reshape constant if its input's shape determines it; return True if it did."""
     data = node.inputs[0]
     if data is None or data.shape is None or target.ndim != 1:
         return False
@@ -191,7 +190,7 @@ def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
 
 
 def _resolve(dims: Sequence[Element], target: list[Element]) -> list[int] | None:
-    """Return a target of integers that means the same: 0 copies a dimension, -1 is what remains."""
+    """Return an equivalent integer target, in which 0 copies a dimension and -1 is the remainder."""
     extents = [dims[axis] if element == 0 and axis < len(dims) else element for axis, element in enumerate(target)]
     if None in dims or None in extents:
         return None
@@ -208,7 +207,7 @@ def _resolve(dims: Sequence[Element], target: list[Element]) -> list[int] | None
 
 
 def _remainder(dims: Sequence[Element], rest: Sequence[Element]) -> Element:
-    """Return what -1 stands for beside the other extents of a target: a number, a dimension, or -1 where it is neither."""
+    """Return the extent of -1 next to a target's other extents: a number, a dimension, or -1 if it is neither."""
     extents = [math.prod(element for element in side if isinstance(element, int)) for side in (dims, rest)]
     names = [Counter(element for element in side if isinstance(element, str)) for side in (dims, rest)]
     if names[1] - names[0] or extents[1] == 0:
@@ -230,7 +229,7 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
 
 
 def _remove_unread_arithmetic(graph: ir.Graph) -> None:
-    """Remove the arithmetic that nothing reads any more."""
+    """Remove unread shape arithmetic."""
     arithmetic = {"Shape", "Size", "Constant", *MOVES, *COMPUTES}
     for node in reversed(list(graph)):
         if node.op_type in arithmetic and node.domain == "" and not is_read(node):

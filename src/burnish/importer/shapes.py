@@ -1,4 +1,4 @@
-"""Dtypes and shapes of every value, by the standard's own inference."""
+"""Dtype and shape inference of every value by the standard's functions."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from burnish.importer.nodes import is_absent, stand_in_for_gradients
 from burnish.importer.runtime_operators.registry import laid_out_for_one_processor
 
 NOT_INFERRED = frozenset({"Compress"})
-"""Operators that the standard's inference gives no dtype: what the source declares is all there is."""
+"""Operators without a dtype in the standard's inference; only the source's declaration counts."""
 
 MOST_ELEMENTS = 2**63 - 1
-"""The most elements of a tensor, which the standard counts in int64."""
+"""Most elements of a tensor, counted in int64 by the standard."""
 
 INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 MOST_NUMBERS = 64
-"""The most elements of axes or a shape."""
+"""Most elements of axes or a shape."""
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
-"""What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
+"""Placeholders that exporters write for a dimension's name; tf2onnx numbers its own: ``unk__12``."""
 
 
 def name_input_dimensions(model: ir.Model) -> bool:
-    """Name, in place, the unnamed dimensions of the inputs: ``batch`` for the first of the first input.
+    """Name, in place, the unnamed dimensions of the inputs: ``batch`` for the first dimension of the first input.
 
-    Other inputs get names of their own: that two unnamed dimensions are equal is not known.
+    Other inputs get different names: unnamed dimensions are not known to be equal.
     """
     shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
     names = Names(dim.value for shape in shapes for dim in shape.dims if isinstance(dim, ir.SymbolicDim))
@@ -69,16 +69,16 @@ def name_input_dimensions(model: ir.Model) -> bool:
 def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str] = ()) -> bool:
     """Infer, in place, the dtype and shape of every value. Weights are not serialized.
 
-    What the source declares for values in between is not relied on: it may date from another batch size. It stays where
-    inference knows nothing; without ``strict``, also after a node that its operands do not fit.
+    Declarations of intermediate values are not trusted, since they may be from another batch size. They only remain if inference
+    fails for a value or, without ``strict``, after a node with unsuitable operands.
 
     Args:
         model: the model.
-        strict: whether operands have to fit their nodes.
-        known: names of outputs of nodes that keep the shapes that they have.
+        strict: True to require that operands fit their nodes.
+        known: names of node outputs that keep their shapes.
 
     Raises:
-        ModelError: dtypes or shapes that contradict each other; never without ``strict``.
+        ModelError: dtypes or shapes are contradictory; only with ``strict``.
     """
     light = light_copy(model)
     joins_many = joins_many_copies(light.graph)
@@ -101,7 +101,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
     try:
         inferred_proto = _inferred(light, strict, joins_many)
     except ModelError:
-        # What reads a value without a dtype fails first, and is not at fault.
+        # The reader of a value without a dtype fails first but is not at fault.
         _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", CLASSICAL_DOMAIN))
         raise
     types = _types_of(inferred_proto.graph)
@@ -119,7 +119,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
 
 
 def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProto:
-    """Infer with the numbers that bodies read from around them; without, where a branch that is never taken does not fit them."""
+    """Infer with constants that bodies capture; without them if a branch that is never taken does not fit them."""
     plain = ir.to_proto(light) if any(True for _ in light.graph.subgraphs()) else None
     _hold_captured_numbers(light.graph)
     proto = ir.to_proto(light)
@@ -136,10 +136,10 @@ def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProt
 
 
 def open_unknown_dimensions(model: ir.Model) -> bool:
-    """Make, in place, unknown what exporters write for an extent that they do not know: each is one of its own.
+    """Replace, in place, exporters' placeholders for unknown extents by distinct unknown dimensions.
 
-    That is -1, as runtimes read it; a name that is none (``''``, ``?``, ``None``, ``unk__12``), which dimensions that differ may
-    bear alike; and 0 in an input, where no data would fit: in the first of several axes, or in more than one. A single 0 in
+    Placeholders are -1, as for runtimes; a name that means none (``''``, ``?``, ``None``, ``unk__12``), which different
+    dimensions may share; and 0 in an input if no data would fit: as the first of several axes, or more than once. A single 0 in
     another axis stays: an empty cache.
 
     Raises:
@@ -167,12 +167,12 @@ def open_unknown_dimensions(model: ir.Model) -> bool:
 
 
 def _is_unknown(extent: int | ir.SymbolicDim) -> bool:
-    """Whether an extent stands for one that an exporter did not know."""
+    """True if an extent is an exporter's placeholder."""
     return extent == -1 if isinstance(extent, int) else extent.value is not None and bool(NO_NAME.fullmatch(extent.value))
 
 
 def require_dtypes(model: ir.Model) -> None:
-    """Raise ModelError for the first value whose dtype is not known; where its node is of a quantized model, it says that."""
+    """Raise ModelError for the first value of unknown dtype; the message tells if its node is quantized."""
     _require_dtypes(model.graph.all_nodes())
 
 
@@ -189,7 +189,7 @@ def _require_dtypes(nodes: Iterable[ir.Node]) -> None:
 
 
 def _hold_captured_numbers(graph: ir.Graph) -> None:
-    """Let bodies hold, in place, axes and shapes that they read from around them: inference sees constants of its own graph."""
+    """Copy captured axes and shapes into bodies, in place: inference only sees constants of its own graph."""
     for number, body in enumerate(graph.subgraphs()):
         held: dict[ir.Value, ir.Value] = {}
         for node in list(body):
@@ -208,14 +208,14 @@ def _hold_captured_numbers(graph: ir.Graph) -> None:
 
 
 def _stand_in(node: ir.Node) -> None:
-    """Make, in place, a group normalization an Identity of what it normalizes: the standard's inference knows nothing of it."""
+    """Replace a group normalization by an Identity of its input, in place: the standard's inference does not support it."""
     node.op_type = "Identity"
     node.attributes.clear()
     node.resize_inputs(1)
 
 
 def _infer(proto: onnx.ModelProto, joins_many: bool) -> onnx.ModelProto:
-    """Infer with values of shapes propagated; without, where that is what fails, or what would not end."""
+    """Infer with propagated shape values; without them if that fails or would not end."""
     if joins_many or holds_large_integers(proto.graph):
         plain = _infer_plainly(proto)
         if has_long_vectors(plain.graph, together=joins_many):
@@ -237,7 +237,7 @@ def _infer_plainly(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _first_failing(proto: onnx.ModelProto) -> str:
-    """The node of the main graph that inference fails at, where its own message names none: found by halving."""
+    """Return the main graph's node at which inference fails, by bisection, if the message names none."""
     nodes = list(proto.graph.node)
     passing, failing = 0, len(nodes)
     part = onnx.ModelProto()
@@ -250,7 +250,7 @@ def _first_failing(proto: onnx.ModelProto) -> str:
         try:
             onnx.shape_inference.infer_shapes(part, check_type=False, strict_mode=True, data_prop=False)
             passing = middle
-        except Exception:  # whatever the library raises
+        except Exception:  # any exception of the library
             failing = middle
     return describe_node(ir.from_proto(nodes[passing])) if nodes else f"graph '{proto.graph.name}'"
 
@@ -272,14 +272,14 @@ def _settle(value: ir.Value, proto: onnx.TypeProto) -> None:
         return
     declared = value.shape
     if value.is_graph_output() and declared is not None and len(declared) == len(shape):
-        # A name that an earlier inference made up may stand for another extent in this one.
+        # A name that an earlier inference invented may now have another extent.
         pairs = zip(shape.dims, declared.dims, strict=True)
         shape = ir.Shape([said if _is_known(said) and not _is_known(dim) else dim for dim, said in pairs])
     value.shape = shape
 
 
 def _require_possible(value: ir.Value) -> None:
-    """Raise ModelError for an inferred value that cannot be: without an element type, below zero, or of elements past count."""
+    """Raise ModelError for an impossible value: no element type, a negative extent, or too many elements."""
     producer = value.producer()
     maker = "" if producer is None else f", output of {describe_node(producer)},"
     if value.type is not None and value.dtype == ir.DataType.UNDEFINED:
@@ -296,7 +296,7 @@ def _require_possible(value: ir.Value) -> None:
 
 
 def _is_known(dim: object) -> bool:
-    """Whether inference found the extent or one of the model's own names for it."""
+    """True if an extent is an integer or one of the model's own names."""
     return isinstance(dim, int) or (
         isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.startswith("unk__")
     )

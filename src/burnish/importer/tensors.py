@@ -1,7 +1,7 @@
-"""Tensors as files store them: checked to hold what their dims declare, made dense, and owned by the loaded model alone.
+"""Tensors of files: checked against their dims, made dense, and owned by the loaded model.
 
-Sparse constants become dense ones; sparse weights are refused, as training would fill them up. What the model owns is found
-wherever the process or the model's folder goes.
+Sparse constants become dense; sparse weights are refused, since training would fill them. Owned tensors do not depend on the
+working directory or the model's folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from burnish.importer.file_tensors import (
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
 
 MOST_ELEMENTS = 1 << 60
-"""What no address space holds; also the product of many dims, a number of thousands of digits."""
+"""More than any address space holds; also bounds the product of many dims."""
 
 _ELEMENT_FIELDS = {
     "FLOAT": "float_data",
@@ -49,37 +49,37 @@ _ELEMENT_FIELDS = {
 
 
 def check_tensors(proto: onnx.ModelProto, folder: Path | None, apart: Collection[str] = ()) -> None:
-    """Check every tensor of a model before memory is taken for it.
+    """Check every tensor of a model before allocating memory for it.
 
     Args:
         proto: the model.
-        folder: where its external data may lie; None when the model did not come from a file.
-        apart: the graph's initializers whose data is not in the proto, and fits them.
+        folder: folder of its external data; None if the model did not come from a file.
+        apart: the graph's initializers whose data is not in the proto but is known to fit.
 
     Raises:
-        ModelError: a tensor whose data does not fit its dims, or whose external data is missing, too short or elsewhere.
+        ModelError: a tensor's data does not fit its dims, or its external data is missing, too short or elsewhere.
     """
     for tensor in _tensors(proto, apart):
         _check_tensor(tensor, folder)
 
 
 def load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
-    """Read, in place, external data into the tensors of a model that ``check_tensors`` has passed."""
+    """Load, in place, external data into the tensors of a model that passed ``check_tensors``."""
     for tensor in _tensors(proto):
         read_in_place(tensor, folder)
 
 
 def forget_data_locations(proto: onnx.ModelProto) -> None:
-    """Clear, in place, what says that data lies where it lies by default; readers of external data leave it there."""
+    """Clear, in place, explicit default data locations, which readers of external data leave behind."""
     for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.DEFAULT:
             tensor.ClearField("data_location")
 
 
 def forget_external_data(proto: onnx.ModelProto) -> None:
-    """Make, in place, every tensor with external data an empty one.
+    """Make every tensor with external data empty, in place.
 
-    The standard's checker looks for the files in the folder that the process is in; what they hold is of no interest to it.
+    The standard's checker looks for the files in the working directory, but does not use their contents.
     """
     for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -90,7 +90,7 @@ def forget_external_data(proto: onnx.ModelProto) -> None:
 
 
 def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
-    """Whether these are the bytes of the tensor's elements, each of them a whole number of bytes."""
+    """True if the payload has exactly the bytes of the tensor's elements, each a whole number of bytes."""
     known = tensor.data_type in ir.DataType.__members__.values() and all(extent >= 0 for extent in tensor.dims)
     dtype = ir.DataType(tensor.data_type) if known else ir.DataType.UNDEFINED
     if dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING) or dtype.bitwidth % 8:
@@ -99,7 +99,7 @@ def fits(tensor: onnx.TensorProto, payload: bytes) -> bool:
 
 
 def _tensors(proto: onnx.ModelProto, apart: Collection[str] = ()) -> Iterator[onnx.TensorProto]:
-    """The tensors of a model, in its functions and training steps too, without the initializers of its graph that are apart."""
+    """Yield the tensors of a model, including functions and training steps, except the graph's initializers in ``apart``."""
     steps = (graph for info in proto.training_info for graph in (info.initialization, info.algorithm))
     for graph in graphs_within(proto.graph, *steps, *proto.functions):
         if isinstance(graph, onnx.GraphProto):
@@ -113,7 +113,7 @@ def _tensors(proto: onnx.ModelProto, apart: Collection[str] = ()) -> Iterator[on
 
 
 def placed_elsewhere(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors of a model that say where their external data is."""
+    """Return the tensors of a model with external data locations."""
     return (tensor for tensor in _tensors(proto) if len(tensor.external_data))
 
 
@@ -176,14 +176,14 @@ def _expected_elements(dtype: ir.DataType, dims: list[int]) -> int:
 
 
 def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
-    """Return a model whose sparse initializers and constants are dense: itself where it has none, else a copy.
+    """Return a model with dense initializers and constants: itself if it has no sparse ones, else a copy.
 
     Args:
-        proto: a model that ``check_tensors`` has passed.
-        folder: where its external data lies.
+        proto: a model that passed ``check_tensors``.
+        folder: folder of its external data.
 
     Raises:
-        ModelError: a sparse tensor of floating-point elements, which may be a weight; one that is damaged, or too large.
+        ModelError: a sparse tensor is floating-point and may be a weight, is damaged, or is too large.
     """
     if not any(_has_sparse(body) for body in _bodies(proto)):
         return proto
@@ -205,7 +205,7 @@ def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.Mo
 
 
 def _bodies(proto: onnx.ModelProto) -> list[Body]:
-    """The graph, the functions, and what is inside their nodes."""
+    """Return the graph, the functions, and all graphs nested in their nodes."""
     return list(graphs_within(proto.graph, *proto.functions))
 
 
@@ -240,7 +240,7 @@ def _dense(sparse: onnx.SparseTensorProto, what: str, name: str, folder: Path | 
 
 
 _Own = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
-"""Gives the tensor of the model, from what was read and the name of what holds it."""
+"""Returns the model's tensor from the source's tensor and the name of its holder."""
 
 
 def own_tensors(
@@ -249,18 +249,18 @@ def own_tensors(
     payloads: Mapping[str, Payload] = MappingProxyType({}),
     file: SourceFile | None = None,
 ) -> None:
-    """Replace, in place, every tensor by one that shares no mutable object with where it came from.
+    """Replace, in place, every tensor by one that shares no mutable object with its source.
 
-    None of them is found by a path afterwards: external data is in memory, or read from a file that stays open.
+    No tensor is found by path afterwards: external data is in memory or in a file that stays open.
 
     Args:
         model: the model.
-        folder: where its external data lies; None where the tensors know it themselves.
-        payloads: the data, by name, of the graph's initializers that have none themselves.
-        file: where these can be read again.
+        folder: folder of its external data; None if the tensors know it.
+        payloads: data of the graph's initializers that have none, by name.
+        file: file to read these again.
 
     Raises:
-        ModelError: external data that is missing, too short or outside the folder.
+        ModelError: external data is missing, too short or outside the folder.
     """
     external = ExternalData(folder)
 
@@ -282,7 +282,7 @@ def own_tensors(
 
 
 def external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]:
-    """The tensors of a model, in functions and bodies too, that know no more than a path to their data; and their names."""
+    """Yield the tensors of a model, including functions and bodies, that only have a path to their data, with names."""
     for graph in _graphs(model):
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -295,14 +295,14 @@ def external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """The graph of a model, and those in its nodes and in its functions' nodes."""
+    """Yield the graph of a model, and all graphs nested in its nodes and functions."""
     yield from model.graphs()
     for function in model.functions.values():
         yield from function.subgraphs()
 
 
 def _attributes(model: ir.Model) -> Iterator[tuple[str, MutableMapping[str, ir.Attr]]]:
-    """The attributes of nodes, named by what they compute, and of functions."""
+    """Yield the attributes of functions, and of nodes with the name of their result."""
     for function in model.functions.values():
         yield function.name, function.attributes
     for nodes in (model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values())):
@@ -319,7 +319,7 @@ def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
 
 
 def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, copied: _Own) -> None:
-    """Own the tensors among attributes; ``name`` is that of a tensor that has none."""
+    """Own the tensors among attributes; ``name`` is for those without a name."""
     for key, attribute in list(attributes.items()):
         tensors = [copied(tensor, name) for tensor in _attribute_tensors(attribute)]
         if tensors:
@@ -338,7 +338,7 @@ def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None) -> ir.TensorProtocol:
-    """The tensor with its data, little-endian as in all ONNX files."""
+    """Return the tensor with its data, little-endian as in all ONNX files."""
     dtype = tensor.dtype.numpy()
     elements = np.frombuffer(payload.data, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
     array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())

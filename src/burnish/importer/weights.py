@@ -1,6 +1,5 @@
-"""What each initializer is: a weight, a running statistic or a constant; and weights that are perhaps not what they were.
-
-An exporter may have merged several into one, or made two of one.
+"""Kinds of initializers: weights, running statistics and constants. Also finds weights that an exporter may have merged or
+duplicated.
 """
 
 from __future__ import annotations
@@ -27,33 +26,32 @@ from burnish.importer.operands import NOT_DIFFERENTIABLE, QUANTIZES, STATISTIC_O
 from burnish.quantization.graph import observed_range
 
 _ATTRIBUTE = re.compile(r"(?!val_|ortshared)[A-Za-z_]\w*(\.\w+)*")
-"""The path of a tensor in a module."""
+"""Path of a tensor in a module."""
 
 
 class InitializerKind(StrEnum):
-    """What an initializer is for."""
+    """Role of an initializer."""
 
-    WEIGHT = "weight"  # trained unless the user says otherwise
+    WEIGHT = "weight"  # trained by default
     STATISTIC = "statistic"  # running mean or variance: updated by training, never differentiated
-    BUFFER = "buffer"  # looks like a weight, and was none: trained where the user names it
+    BUFFER = "buffer"  # looks like a weight but was none: trained only if the user names it
     CONSTANT = "constant"  # everything else
 
 
 def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
-    """Tell weights, statistics and constants apart by where they are used, and by what an exporter noted, never by their names.
+    """Classify weights, statistics and constants by their use and by exporters' records, never by name.
 
-    A statistic is a running mean or variance of a BatchNormalization, or the range that a quantization observes, or the mask
-    of pruned weights. A weight is a floating-point tensor of rank 1 or more, or a scalar that PyTorch's exporter noted to be a
-    parameter, from which an output of the model depends through inputs that carry a gradient. One of which the exporter noted
-    that it was no parameter, nor computed from one, is a buffer, and so is one that prepares data for the first layer
-    (``hold_input_constants``). All else is constant: integers, bounds of Clip, scales of Resize, exponents, scalars, scales of
-    integers and of attention, and initializers that nothing depends on.
+    A statistic is a running mean or variance of a BatchNormalization, the observed range of a quantization, or a pruning mask. A
+    weight is a floating-point tensor of rank 1 or more, or a scalar recorded as a parameter by PyTorch's exporter, on which an
+    output depends through differentiable inputs. If it was recorded as neither a parameter nor computed from one, it is a buffer;
+    so is an initializer that preprocesses data (``hold_input_constants``). Everything else is constant: integers, bounds of Clip,
+    scales of Resize, exponents, scalars, scales of integers and of attention, and unused initializers.
 
     Args:
         model: a canonical model (``burnish.importer.load``).
 
     Returns:
-        The kind of every initializer of the main graph, in its order.
+        The kind of every initializer of the main graph, in order.
     """
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     statistics = _statistics(model.graph)
@@ -62,7 +60,7 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
 
 
 def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
-    """Return the floating-point scalars that a gradient would reach, were scalars not constants: a learned temperature.
+    """Return the floating-point scalars on a gradient path that count as constants, such as a learned temperature.
 
     Args:
         model: a canonical model.
@@ -76,9 +74,9 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
 
 
 def perhaps_learned_scalars(model: ir.Model) -> tuple[str, ...]:
-    """Return the untrained scalars that look like parameters: PyTorch wrote the file, noted nothing, and gave them a name.
+    """Return the untrained scalars that look like parameters: in files of PyTorch without records, those with a module path.
 
-    What it computed or wrote down as a number has a name of the exporter's own, such as ``onnx::Mul_12``.
+    Computed or literal numbers have generated names, such as ``onnx::Mul_12``.
 
     Args:
         model: a canonical model.
@@ -99,7 +97,7 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], no
 
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:
-    """Return the running statistics, also those that reach their layer through nodes that only pass them on."""
+    """Return the running statistics, including those that reach their layer through nodes that pass them on."""
     statistics: set[ir.Value] = set()
     for product, _ in masked_weights(graph):
         if (mask := product.inputs[1]) is not None:
@@ -117,9 +115,9 @@ def _statistics(graph: ir.Graph) -> set[ir.Value]:
 
 
 def reached_by_gradients(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return every floating-point value that ``targets`` depend on through inputs that carry a gradient; they themselves too.
+    """Return the targets and every floating-point value on which they depend through differentiable inputs.
 
-    Integers through which a gradient passes, those of a quantization, are among them.
+    Includes quantized integers that a gradient passes.
     """
     reached = {value for value in targets if value.dtype in FLOATING}
     _reach(graph, reached)
@@ -148,15 +146,15 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
 _NAMED_BY_EXPORTER = re.compile(r"onnx::(?!(MatMul|Gemm|LSTM|GRU|RNN|Conv|ConvTranspose)_)\w+_\d+")
 
 STARTING = 16
-"""Numbers at the start of a weight by which most are told apart."""
+"""Number of leading elements compared first to tell weights apart."""
 
 
 def perhaps_merged(model: ir.Model) -> dict[str, int]:
-    """Return the weights that look like several parameters in one, and how many operands each is.
+    """Return the weights that look like several merged parameters, with the number of their readers.
 
-    Scales of one and biases of zero are equal in every layer of a fresh model, and an optimizer of graphs that keeps equal
-    tensors once makes one of them, which trains as one. A vector of one value that several nodes read is most likely that; layers
-    that really share a scale share larger weights as well, whose values differ. Where an exporter noted all parameters, none is.
+    Scales of one and biases of zero are equal in all layers of a fresh model, and a graph optimizer may merge them into one,
+    which then trains as one. A uniform vector with several readers is probably such a case; layers that really share a scale
+    share larger, varying weights too. Empty if an exporter recorded all parameters.
 
     Args:
         model: a canonical model.
@@ -176,10 +174,10 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
 
 
 def perhaps_copied(model: ir.Model) -> dict[str, str]:
-    """Return the matrices that hold the numbers of a table of rows, or of its transposition, and the name of that table.
+    """Return the matrices equal to a table or its transpose, with the name of the table.
 
-    An exporter that computes ahead of time makes two matrices of one that an embedding and a head share; they train apart.
-    Matrices of one value are left out: fresh layers may have equal ones.
+    An exporter that precomputes tensors makes two matrices of one shared by an embedding and a head; they would train separately.
+    Uniform matrices are ignored: fresh layers may have equal ones.
 
     Args:
         model: a canonical model.
@@ -201,16 +199,16 @@ def perhaps_copied(model: ir.Model) -> dict[str, str]:
 
 
 def perhaps_shared(model: ir.Model) -> dict[str, str]:
-    """Return the weights that hold the numbers of another, both computed by PyTorch's older exporter, and the name of that one.
+    """Return the weights equal to another, both computed by PyTorch's older exporter, with the name of that other.
 
-    It computes a weight for each module that reads it: modules that share a parameter, as heads may, would train it apart. The
-    file of copies of a module that was not trained yet is the same. Weights of one value are left out.
+    It computes a weight for each module that reads it, so a parameter shared by modules, such as heads, would train separately.
+    Copies of an untrained module look the same. Uniform weights are ignored.
 
     Args:
         model: a canonical model.
     """
     kinds = classify_initializers(model)
-    alike: dict[tuple[object, ...], list[tuple[str, np.ndarray]]] = {}  # of a large file little is read
+    alike: dict[tuple[object, ...], list[tuple[str, np.ndarray]]] = {}  # avoids reading most of a large file
     shared: dict[str, str] = {}
     for name, value in model.graph.initializers.items():
         array = constant_array(value) if kinds.get(name) is InitializerKind.WEIGHT and is_computed(value) else None
@@ -226,10 +224,10 @@ def perhaps_shared(model: ir.Model) -> dict[str, str]:
 
 
 def computed_ahead(model: ir.Model) -> dict[str, list[str]]:
-    """Return the weights that PyTorch's exporter computed from parameters, and the names of these.
+    """Return the weights that PyTorch's exporter computed from parameters, with the parameters' names.
 
-    Its optimizer computes what depends on no input: the exponential of a learned scale, the rows of a table of positions. What
-    comes of it trains in the place of the parameters, which takes other steps.
+    Its optimizer precomputes what depends on no input: the exponential of a learned scale, rows of a position table. The result
+    trains instead of the parameters, with different steps.
 
     Args:
         model: a canonical model.
@@ -241,9 +239,9 @@ def computed_ahead(model: ir.Model) -> dict[str, list[str]]:
 
 
 def of_unknown_origin(model: ir.Model) -> list[str]:
-    """Return the weights to which PyTorch's older exporter gave a name of its own: it computed them, or wrote down numbers.
+    """Return the weights with names generated by PyTorch's older exporter, which it computed or which were literal numbers.
 
-    Left out are those of layers that read a parameter in another order, and those that ``folded_layers`` tells of.
+    Excludes weights that rearrange a parameter, and those of ``folded_layers``.
 
     Args:
         model: a canonical model.
