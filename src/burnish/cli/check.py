@@ -1,4 +1,4 @@
-"""``burnish check``: whether a model can be trained and its gradients are right, or what fine-tuning it on data would take."""
+"""``burnish check``: test if a model can train with right gradients, or forecast its fine-tuning on data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Probing(OptionGroup):
-    """How gradients are compared with central differences."""
+    """Options of the comparison of gradients with central differences."""
 
     panel: ClassVar = "Gradients"
     gradients: Annotated[
@@ -64,7 +64,7 @@ class Probing(OptionGroup):
 
 @dataclass(frozen=True)
 class CheckedData(Data):
-    """The data of a run of ``burnish finetune`` that is checked."""
+    """The data of a run of ``burnish finetune`` to check."""
 
     panel: ClassVar = "With --data"
     data: Annotated[
@@ -81,7 +81,7 @@ class CheckedData(Data):
 
 @dataclass(frozen=True)
 class Checked(OptionGroup):
-    """What ``burnish finetune`` is asked for, and the form of the answers."""
+    """Options of ``burnish finetune``, and the form of the answers."""
 
     panel: ClassVar = "With --data"
     freeze_until: Annotated[str | None, declared_option(TuningOptions, "freeze_until")] = None
@@ -101,7 +101,7 @@ OF_DATA = tuple(
     field.name for field in fields(CheckedData) if field.name not in ("eval_data", "augment", "data_workers", "named")
 )
 WITHOUT_DATA = ("trainable", "norm", "batch", "bind")
-"""Options of a compilation that ``burnish finetune`` does not have."""
+"""Options of compilation that ``burnish finetune`` lacks."""
 
 
 @takes_options(
@@ -148,7 +148,7 @@ def check(
 
 
 def _check_options(data: str | None, compilation: Compilation, probing: Probing, of_data: Collection[str]) -> None:
-    """Refuse options that have no effect in the form of the command that is asked for."""
+    """Reject options that have no effect with or without --data."""
     if data is None:
         if named := sorted(name for name in of_data if name != "as_json"):
             raise typer.BadParameter(f"--{named[0].replace('_', '-')} is of a run on data: give --data, or leave it out")
@@ -170,7 +170,7 @@ def _forecast(
     pixels: Pixels,
     texts: TextOptions,
 ) -> Forecast:
-    """Say what ``burnish finetune`` would do with these options."""
+    """Return the forecast of ``burnish finetune`` with these options."""
     if model.is_dir() and is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     data.check_reading(pixels)
@@ -197,7 +197,7 @@ def _forecast(
 
 
 def _checked(model: Path, compilation: Compilation, probing: Probing, is_quiet: bool) -> dict[str, Any]:
-    """Check a model without data; say what is found, unless that is to be quiet, and return it.
+    """Check a model without data; print the result unless quiet, and return it.
 
     Returns:
         ``model``, ``trainable``, ``reason`` (None if it can train), ``parameters`` and ``tensors`` that train, ``trains`` (in
@@ -238,7 +238,8 @@ def _compiled(model: Path, compilation: Compilation) -> Program:
 
 
 def _compare_with_file(model: Path, program: Program, probing: Probing, is_quiet: bool) -> tuple[bool | None, str | None]:
-    """Return whether the program predicts what the file computes, on a random batch, and a sentence on it; say it."""
+    """Compare the program's predictions with the file on a random batch; return True if they agree, and a sentence, which is
+    printed."""
     from burnish.data.random_data import random_batches
     from burnish.training import Session
     from burnish.training.objective import compare_with_file
@@ -248,7 +249,7 @@ def _compare_with_file(model: Path, program: Program, probing: Probing, is_quiet
         batch = next(random_batches(program, batch_size=probing.batch_size, seed=probing.seed, extents=extents))
         with Session(program, state=program.initial_state(probing.seed)) as session:
             found = compare_with_file(model, program, session.predict, batch)
-    except BurnishError as error:  # the gradients are compared on the reference engine, which runs more
+    except BurnishError as error:  # the gradients use the reference engine, which runs more models
         agrees, message = None, f"what it predicts was not compared with the file: {error}"
     else:
         if found is None:
@@ -260,7 +261,7 @@ def _compare_with_file(model: Path, program: Program, probing: Probing, is_quiet
 
 
 def _projected(model: Path, compilation: Compilation, program: Program) -> Program:
-    """The same with a loss that weighs what the loss reads by numbers of either sign, unless the command line names one."""
+    """The program with a loss that projects its inputs on random numbers of either sign, unless the command line gives a loss."""
     if is_program(model) or "loss" in compilation.named:
         return program
     from burnish.comparison import Projection
@@ -270,12 +271,12 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
     read = [prediction["output"] for prediction in program.options["predictions"]]
     options = replace(compilation.options, loss=Projection(outputs=len(read)), outputs=read)
     with warnings.catch_warnings(), garbage_kept():
-        warnings.simplefilter("ignore")  # the program was warned of already
+        warnings.simplefilter("ignore")  # the program already gave its warnings
         return compiled(model, options)
 
 
 def _gradients(model: Path, compilation: Compilation, program: Program, probing: Probing, is_quiet: bool) -> dict[str, Any]:
-    """Compare the gradients with central differences, say what was found, and return it."""
+    """Compare the gradients with central differences; print and return the result."""
     try:
         found = _check_gradients(_projected(model, compilation, program), probing)
     except BurnishError as error:
@@ -330,7 +331,7 @@ def _check_gradients(program: Program, probing: Probing) -> GradientCheck:
 
 
 def _print(found: GradientCheck) -> None:
-    """Print how far the gradients are from the differences, the worst first."""
+    """Print the errors of the gradients, the largest first."""
     table = Table(box=None)
     for name in ("tensor", "shape", "worst error", "directions", ""):
         table.add_column(name, justify="left" if name in ("tensor", "shape", "") else "right", overflow="fold")

@@ -1,4 +1,4 @@
-"""``burnish compare``: the same steps on several engines, and the node where they part."""
+"""``burnish compare``: the same steps on several engines, and the node at which they differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Steps(OptionGroup):
-    """Which steps the engines run, and how far they may differ."""
+    """The steps to run on the engines, and the tolerances."""
 
     panel: ClassVar = COMPARISON
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to run.")] = 24
@@ -120,7 +120,7 @@ def compare(
 
 
 def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
-    """Return random batches, or those of epoch after epoch of a data set."""
+    """Return random batches, or those of a data set, epoch after epoch."""
     if options.data is None:
         from burnish.data.random_data import random_batches
 
@@ -150,7 +150,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _print_report(console: Console, comparison: Comparison, report: EngineReport) -> None:
-    """Print how far the tensors of one engine differ, those that disagree first."""
+    """Print the differences of one engine's tensors, those that disagree first."""
     table = Table(box=None)
     for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
         table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")

@@ -1,4 +1,4 @@
-"""Options that say how a model is compiled, and with which adapters, and the program they come to."""
+"""Options of compilation and adapters, and the compiled program."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FORMS = {
     "inputs": "the model; its adapters are inputs, with their values in the .safetensors beside it",
     "peft": "the adapters, as PEFT reads them",
 }
-"""What is written of a run with adapters, where they are not merged."""
+"""Descriptions of the exported files with adapters that are not merged."""
 
 
 @dataclass(frozen=True)
 class AdapterOptions(OptionGroup):
-    """Adapters beside layers, which then stay as they are."""
+    """Adapters next to frozen layers."""
 
     panel: ClassVar = "Adapters"
     adapter: Annotated[
@@ -91,10 +91,10 @@ class AdapterOptions(OptionGroup):
     ] = None
 
     def settings(self) -> dict[str, Any] | None:
-        """Return what ``burnish.surgery.lora`` takes, or None where it has nothing to put beside the layers.
+        """Return the settings for ``burnish.surgery.lora``, or None if it adds nothing.
 
         Raises:
-            typer.BadParameter: settings that cannot be read, or that contradict each other.
+            typer.BadParameter: settings cannot be read, or contradict each other.
         """
         self._check()
         if self.adapter is not None:
@@ -106,12 +106,12 @@ class AdapterOptions(OptionGroup):
         return {**_read(self.lora), "patterns": self.lora_layers or None}
 
     def source(self) -> Mapping[str, Any] | Path | None:
-        """Return what ``burnish.finetune`` takes: settings, or the folder of PEFT; None for no adapters."""
+        """Return the adapters for ``burnish.finetune``: settings, or the PEFT folder; None for no adapters."""
         settings = self.settings()
         return self.adapter_from if settings is None else settings
 
     def put_beside(self, model: Path) -> ir.Model | Path:
-        """Return a model with its adapters, or the path itself where none are asked for."""
+        """Return a model with its adapters, or the path itself without adapters."""
         from burnish import surgery
 
         settings = self.settings()
@@ -171,7 +171,7 @@ BindOption = Annotated[list[str] | None, declared_option(CompileOptions, "bind",
 
 @dataclass(frozen=True)
 class Compilation(OptionGroup):
-    """How a model is compiled."""
+    """Options of compilation."""
 
     panel: ClassVar = COMPILATION
     options: CompileOptions = CompileOptions()
@@ -181,17 +181,17 @@ class Compilation(OptionGroup):
     def program(
         self, model: Path, batch_size: int | None = None, target: str = "onnxruntime", steps_per_epoch: int | None = None
     ) -> Program:
-        """Compile a model, at a constant rate, or load a program from its folder.
+        """Compile a model at a constant rate, or load a program from its folder.
 
         Args:
-            model: an ONNX file, or the folder of a program, which stays as it was compiled.
-            batch_size: of the steps, where it is known.
-            target: the runtime that it is compiled for.
-            steps_per_epoch: of the training, where it is known.
+            model: an ONNX file, or the folder of a program, which is not compiled again.
+            batch_size: batch size of the steps, if known.
+            target: runtime to compile for.
+            steps_per_epoch: steps per epoch of the training, if known.
 
         Raises:
-            typer.BadParameter: options that contradict each other, or options of compilation for a program.
-            BurnishError: what compilation raises.
+            typer.BadParameter: options contradict each other, or options of compilation are given for a program.
+            BurnishError: an error of compilation.
         """
         if is_program(model):
             return self._load(model)
@@ -219,10 +219,10 @@ class Compilation(OptionGroup):
 
 
 def is_program(source: Path) -> bool:
-    """Whether a path is a compiled program: its folder, or an ONNX file that ``compile`` or ``export --training`` wrote.
+    """True for a compiled program: its folder, or an ONNX file from ``compile`` or ``export --training``.
 
     Raises:
-        ModelError: it is the folder of a run, which holds one.
+        ModelError: the path is the folder of a run, which has a program.
     """
     from burnish.files.folder import MANIFEST
 
@@ -238,7 +238,7 @@ def is_program(source: Path) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _holds_program(file: Path, changed: int) -> bool:
-    """Whether an ONNX file that was changed at a time holds a program; a file that is no model is refused where it is loaded."""
+    """True if an ONNX file with this time of change has a program; files that are not models are rejected on loading."""
     from burnish.training.trained_model import holds_program
 
     with suppress(BurnishError):
@@ -248,7 +248,7 @@ def _holds_program(file: Path, changed: int) -> bool:
 
 @contextmanager
 def options_named() -> Iterator[None]:
-    """Let a missing gradient name the options of the command line in place of Python's."""
+    """Make errors of missing gradients name options of the command line instead of Python's."""
     try:
         yield
     except GradientError as error:
@@ -257,7 +257,7 @@ def options_named() -> Iterator[None]:
 
 @contextmanager
 def untrained_weights_named() -> Iterator[None]:
-    """Let the first worker print which weights will not train, in the options of the command line; other warnings stay."""
+    """Print untrained weights, on the first worker, with options of the command line; other warnings pass through."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWeightsWarning)
         yield
@@ -269,7 +269,7 @@ def untrained_weights_named() -> Iterator[None]:
 
 
 def for_language(compilation: Compilation, options: TextOptions) -> Compilation:
-    """Return the options of compilation with the loss and the metrics of a language model, where these are left open."""
+    """Return the compilation options with the loss and metrics of a language model, unless they are given."""
     if options.task not in ("masked", "causal"):
         return compilation
     chosen: dict[str, Any] = {} if "loss" in compilation.named else {"loss": LANGUAGE_LOSS}

@@ -1,4 +1,4 @@
-"""``burnish compile``: a model becomes a training program in a folder."""
+"""``burnish compile``: write the training program of a model to a folder."""
 
 from __future__ import annotations
 

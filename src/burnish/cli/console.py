@@ -1,4 +1,4 @@
-"""Where commands print, the small words they share, and what they say of a program."""
+"""Consoles, shared formatting, and lines about programs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 1_000
-"""Of a table that is laid out for a terminal: rich takes a second for so many."""
+"""Most rows laid out for a terminal: rich takes a second for so many."""
 LONGEST_LINE = 1_000_000
-"""Characters of a line where nobody sees a terminal: in a pipe or a file a row of a table is a line."""
+"""Most characters of a line outside a terminal, where a table row is one line."""
 
 
 class EscapingConsole(Console):
-    """Prints a text as it is, as one line. What would steer the terminal, in names from files, is written out."""
+    """A console that prints each text as one line, with control characters from file names escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
@@ -39,7 +39,7 @@ class EscapingConsole(Console):
             self.width = LONGEST_LINE
 
     def on_broken_pipe(self) -> None:
-        """Go on without a word where nobody reads the output any more, as after ``| head``: a run that trains still ends well."""
+        """Continue silently if nobody reads the output, as after ``| head``: a training run still finishes."""
         from burnish.training.progress import drop_output
 
         drop_output(sys.stderr if self.stderr else sys.stdout)
@@ -49,7 +49,7 @@ class EscapingConsole(Console):
 
 
 def echo(text: str) -> None:
-    """Print a text as it is, of any number of lines."""
+    """Print a text of any number of lines, unchanged."""
     try:
         typer.echo(text)
     except BrokenPipeError:
@@ -57,37 +57,37 @@ def echo(text: str) -> None:
 
 
 def cell(text: str) -> Text:
-    """Return a cell of a table: nothing in it is markup, and nothing steers the terminal."""
+    """Return a table cell without markup and with control characters escaped."""
     return Text(escaped(text))
 
 
 def output(quiet: bool = False) -> Console:
-    """Return the console of what a command has to say. It is made anew, as the stream may have been replaced since."""
+    """Return a console for normal output, created each time as the stream may have been replaced."""
     return EscapingConsole(quiet=quiet)
 
 
 def errors() -> Console:
-    """Return the console of errors and warnings."""
+    """Return a console for errors and warnings."""
     return EscapingConsole(stderr=True)
 
 
 LONGEST_FIRST_LINE = 200
-"""Characters of the first line of an error; what is left stands on lines of its own."""
+"""Most characters in the first line of an error; the remaining text follows on further lines."""
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"\]][.?!]) (?=[A-Z'\"])")
 
 
 def print_error(message: str, prefix: str = "error: ") -> None:
-    """Print an error: the fact in the first line, and what else a long message says on the lines after it."""
+    """Print an error: the fact in the first line, and the remaining sentences on further lines."""
     first, *details = message_lines(message, LONGEST_FIRST_LINE - len(prefix))
     for line in (prefix + first, *(f"  {line}" for line in details)):
         errors().print(line, style="red")
 
 
 def message_lines(message: str, longest: int = LONGEST_FIRST_LINE) -> list[str]:
-    """Return a message as lines, of which the first is at most ``longest`` characters.
+    """Return a message as lines, with at most ``longest`` characters in the first.
 
-    A message that is short stays one line. Of any other the first line is the first sentence, else what stands before the last
-    semicolon, colon, comma or space that fits; each sentence after it is a line.
+    A short message is one line. Otherwise the first line is the first sentence, or ends at the last semicolon, colon, comma or
+    space that fits; each later sentence is a line.
     """
     if len(message) <= longest:
         return [message]
@@ -100,14 +100,14 @@ def _first_part(message: str, longest: int) -> tuple[str, str]:
         return message[: end.start()], message[end.end() :]
     for mark in ("; ", ": ", ", ", " "):
         place = message.rfind(mark, 0, longest + 1)
-        if place >= longest // 8:  # what is shorter, such as the name of an option, says no fact
+        if place >= longest // 8:  # shorter parts, such as the name of an option, are not a fact
             return message[: place + len(mark) - 1], message[place + len(mark) :]
     return message, ""
 
 
 @contextmanager
 def warnings_in_words() -> Iterator[None]:
-    """Let burnish's own warnings be printed as what they say, without the line of code that they come from."""
+    """Print burnish's own warnings without their line of code."""
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
@@ -122,7 +122,7 @@ def warnings_in_words() -> Iterator[None]:
 
 
 def warn_with_rank(rank: int) -> None:
-    """Let the warnings of this worker name its rank."""
+    """Add the rank of this worker to its warnings."""
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
@@ -137,7 +137,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; numbers have four digits after the point. On a terminal it fits in, else a row is a line of any length."""
+    """Print a table with four decimals; it fits into a terminal, otherwise rows are lines of any length."""
     texts = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
     if not console.is_terminal or len(texts) > MOST_ROWS:
         lines = [[escaped(text) for text in line] for line in (header, *texts)]
@@ -160,7 +160,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         DataError, CheckpointError: the file cannot be written; an earlier one is untouched.
     """
     make_folder_of(path)
-    # Names of files that are no UTF-8 are written out, as on the screen.
+    # File names that are not UTF-8 are escaped, as on the screen.
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -168,10 +168,10 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def make_folder_of(path: Path) -> None:
-    """Make the folder of a file.
+    """Create the folder of a file.
 
     Raises:
-        DataError: it cannot be made.
+        DataError: it cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,15 +180,15 @@ def make_folder_of(path: Path) -> None:
 
 
 LAYERS_SHOWN = 3
-"""How many layers a line names."""
+"""Most layers named in a line."""
 WORTH_A_HINT = 0.1
-"""From this share of time spent waiting for data on, a line says what shortens it."""
+"""Share of time spent waiting for data from which a hint is printed."""
 FIRST_SHARE = 0.1
-"""From this share of the average on, a line says how much of it is still the weights before training."""
+"""Share of initial weights in the average from which a line reports it."""
 
 
 def what_trains(program: Program, has_norm_option: bool = True) -> str:
-    """Return how much of a program trains, in words; ``has_norm_option``: whether the command has ``--norm``."""
+    """Return the trained part of a program in words; ``has_norm_option``: True if the command has ``--norm``."""
     from burnish.program import Role
 
     signature = program.signature["step"]
@@ -211,7 +211,7 @@ def what_trains(program: Program, has_norm_option: bool = True) -> str:
 
 
 def planned_line(program: Program, batch: int | None = None) -> str:
-    """Return how much memory a step is planned to need, and how much it would need without recomputation."""
+    """Return a line with the planned memory of a step, with and without recomputation."""
     batch = batch or planned_batch(program)
     peak = program.planned_peak(batch)
     saved = f", {_size(peak.without_recompute)} without recomputation" if program.options.get("recompute") else ""
@@ -244,7 +244,7 @@ def columns_line(path: Path, session: Session) -> str | None:
 
 
 def export_line(path: Path, what: str, steps: int, program: Program, fold: bool, parameters: str | None) -> str:
-    """Return what is said of an exported model, and a warning where its batch normalization is gone or its average is young."""
+    """Return a line on an exported model, with a warning if batch normalization is folded or the average is young."""
     from burnish import optim
     from burnish.program import Role
 
@@ -261,6 +261,6 @@ def export_line(path: Path, what: str, steps: int, program: Program, fold: bool,
 
 
 def waiting_line(share: float) -> str:
-    """Return a line on the share of the steps' time in which a run waited for data."""
+    """Return a line on the share of step time spent waiting for data."""
     line = f"waiting for data: {100 * share:.1f} % of the time of the steps"
     return line + ("; --data-workers reads ahead in processes of its own" if share > WORTH_A_HINT else "")

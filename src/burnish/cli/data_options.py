@@ -1,4 +1,4 @@
-"""Options that say how data are read: labels, the pixels of images, the tokens of texts; and checks that they fit the data."""
+"""Options for reading data: labels, pixels of images, tokens of texts; and checks that they fit the data."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def check_data_options(
     missing: str | None = None,
     columns: str = "auto",
 ) -> None:
-    """Refuse options that mean nothing for any of the data.
+    """Reject options without a meaning for any of the data.
 
     Args:
-        sources: the data to train and to evaluate on, as ``burnish.data.open_dataset`` takes them; None where there are none.
-        label: of ``--label``.
-        image_size: of ``--image-size``.
-        pixels: the first of the options of pixels that was given.
-        missing: of ``--missing``.
-        columns: of ``--columns``.
+        sources: training and evaluation data, as in ``burnish.data.open_dataset``, or None.
+        label: value of ``--label``.
+        image_size: value of ``--image-size``.
+        pixels: first of the pixel options that was given.
+        missing: value of ``--missing``.
+        columns: value of ``--columns``.
 
     Raises:
-        DataError: there are no such data.
-        typer.BadParameter: an option without a meaning; the message names it, the data, and what it is for.
+        DataError: the data do not exist.
+        typer.BadParameter: an option has no meaning; the message names it, the data, and its purpose.
     """
     from burnish.data.missing_values import AUTO, ERROR, check_missing
     from burnish.data.table import check_scaling
@@ -84,10 +84,10 @@ def check_data_options(
 
 
 def read_extents(texts: list[str]) -> dict[str, int]:
-    """Return {name: extent} of ``NAME=N``.
+    """Return {name: extent} from ``NAME=N``.
 
     Raises:
-        typer.BadParameter: a text is written otherwise.
+        typer.BadParameter: a text has another form.
     """
     extents = {}
     for text in split(texts):
@@ -100,7 +100,7 @@ def read_extents(texts: list[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Pixels(OptionGroup):
-    """What is done to the pixels of images and of arrays of bytes."""
+    """The preprocessing of pixels, for images and byte arrays."""
 
     panel: ClassVar = "Pixels of images, and of arrays of bytes"
     pixels: Annotated[
@@ -159,7 +159,7 @@ class Pixels(OptionGroup):
     ] = None
 
     def settings(self) -> dict[str, Any] | None:
-        """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.
+        """Return these options for ``burnish.data.open_dataset``; None if none is given.
 
         Raises:
             typer.BadParameter: a text is not a number.
@@ -184,7 +184,7 @@ class Pixels(OptionGroup):
 
 
 def pixels_line(described: DataDescription, spec: DataSpec, pixels: Pixels) -> str | None:
-    """Return a line on what a run does to pixels, and why; None where its data hold none."""
+    """Return a line on the preprocessing of pixels, with its reason; None if the data have none."""
     done = described.preprocessing
     if done is None:
         return None
@@ -215,30 +215,30 @@ def _number(option: str, text: str) -> float:
 
 @dataclass(frozen=True)
 class Sounds(OptionGroup, SoundOptions):
-    """What is done to sounds."""
+    """The preprocessing of sounds."""
 
     panel: ClassVar = "Sounds"
 
 
 @dataclass(frozen=True)
 class TextOptions(OptionGroup, Text):
-    """How texts become tokens."""
+    """The tokenization of texts."""
 
     panel: ClassVar = "Texts"
 
     def settings(self) -> Text | None:
-        """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none."""
+        """Return these options for ``burnish.data.open_dataset``; None if none is given."""
         if self.first_named is None:
             return None
         return Text(**{field.name: getattr(self, field.name) for field in fields(Text)})
 
     def settings_for(self, model: Path, data: str, described: DataDescription) -> Text | None:
-        """Return the same for a model that is trained: it says how its texts were read, and its run has the tokenizer.
+        """Return the tokenization for a trained model, from its description of texts and the tokenizer in its run.
 
         Args:
             model: a run, or a file in its folder.
-            data: what the model reads.
-            described: what it says of the data that it was trained on.
+            data: data to read.
+            described: the model's description of its training data.
         """
         from burnish.training.trained_model import text_of_model
 

@@ -1,4 +1,4 @@
-"""``burnish demo``: from an untrained network to a tuned ONNX file that a bare ONNX Runtime confirms."""
+"""``burnish demo``: from an untrained network to a tuned ONNX file, checked with plain ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def demo(
 
 
 def right_by_session(session: Session, loader: Loader) -> int:
-    """Return how many samples the session's own evaluation finds right."""
+    """Return the number of samples that the session's evaluation counts as right."""
     return round(sum(session.evaluate_totals(batch)["sum:accuracy"].item() for batch in loader.epoch(0)))
 
 
 def right_by_onnxruntime(path: Path, images: np.ndarray, labels: np.ndarray) -> int:
-    """Return how many samples a model is right about, with nothing of burnish between the file and the count."""
+    """Return the number of samples that a model gets right, with only ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

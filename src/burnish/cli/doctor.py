@@ -1,4 +1,4 @@
-"""``burnish doctor``: what burnish finds on this machine."""
+"""``burnish doctor``: the engines and tools on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that end a command: Ctrl-C while it is imported, when libraries would hide it or print its trace, and SIGTERM."""
+"""Signals that end a command: Ctrl-C during imports, when libraries would hide it or print a traceback, and SIGTERM."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ STOPPED = "Stopped.\n"
 
 
 def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process at Ctrl-C, with one line; of several workers, the first says it."""
+    """End the process at Ctrl-C, with one line, printed by the first worker only."""
     if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
         with suppress(OSError, ValueError):
             os.write(sys.stderr.fileno(), STOPPED.encode())
@@ -20,10 +20,10 @@ def stop_at_once(number: int, frame: FrameType | None) -> None:
 
 
 class Terminating:
-    """Handles SIGTERM by the end of the command, with what it does at its end; a second one ends the process at once."""
+    """Handle SIGTERM by ending the command with its cleanup; a second one ends the process at once."""
 
     stops_runs = True
-    """A run that does not end soon after the signal is stopped (``burnish.stopping``)."""
+    """Marks runs to stop if they do not end soon after the signal (``burnish.stopping``)."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         from burnish.stopping import Terminated
@@ -34,7 +34,7 @@ class Terminating:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """While this is entered, SIGTERM ends a command as Ctrl-C does, unless something else handles it."""
+    """Make SIGTERM end a command like Ctrl-C in this context, unless another handler is set."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""``burnish export``: the inference graph of a run; and ``burnish package``: what trains or runs a program without Python."""
+"""``burnish export``: the inference graph of a run; and ``burnish package``: a program to train or run without Python."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def export(
 def _write(
     session: Session, path: Path, source: Path, fold: bool, parameters: str | None, adapters: str, with_preprocessing: bool
 ) -> None:
-    """Write the model in the state of a session, and say so."""
+    """Write the model in the state of a session, and print lines about it."""
     if with_preprocessing:
         _check_described({**session.program.metadata, **session.metadata}, source)
     session.export(path, fold_norm=fold, parameters=parameters, adapters=adapters)
@@ -107,7 +107,7 @@ def _write(
 
 
 def _check(chooses_in_file: bool, training: bool, with_preprocessing: bool, adapters: str) -> None:
-    """Refuse options that contradict each other."""
+    """Reject options that contradict each other."""
     if chooses_in_file:
         raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
     if training and with_preprocessing:
@@ -117,7 +117,7 @@ def _check(chooses_in_file: bool, training: bool, with_preprocessing: bool, adap
 
 
 def _check_described(metadata: Mapping[str, str], source: Path) -> None:
-    """Raise ConfigurationError, before anything is written, where nothing says what is done to pixels."""
+    """Raise ConfigurationError, before anything is written, if the pixel preprocessing is not recorded."""
     from burnish.data import DataDescription
     from burnish.errors import ConfigurationError
 
@@ -129,7 +129,7 @@ def _check_described(metadata: Mapping[str, str], source: Path) -> None:
 
 
 def _read_images(path: Path) -> None:
-    """Let an exported model read images as they were decoded, and say so."""
+    """Add the preprocessing to an exported model, so that it reads decoded images, and print a line."""
     from burnish.data import DataDescription
     from burnish.files.model_file import save_model
     from burnish.importer import load

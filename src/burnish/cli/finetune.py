@@ -1,4 +1,4 @@
-"""``burnish finetune``: a file that somebody else has trained learns other data, with as little to say as possible."""
+"""``burnish finetune``: train a model that somebody else has trained on other data, with few options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPOCHS = FinetuneOptions().epochs
 
 @dataclass(frozen=True)
 class Tuning(OptionGroup):
-    """What is tuned, and how fast."""
+    """Options of tuning."""
 
     panel: ClassVar = "Tuning"
     options: TuningOptions = TuningOptions()
@@ -100,7 +100,7 @@ def finetune(
 
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:
-    """Refuse what cannot be meant, before anything is read."""
+    """Reject contradictory options before anything is read."""
 
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")

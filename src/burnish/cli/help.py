@@ -18,14 +18,14 @@ from typer.core import TyperCommand
 from burnish.cli.option_groups import COMMON
 
 FEW = 14
-"""A command with at most so many options lists all of them in its ``--help``."""
+"""Most options that ``--help`` lists completely."""
 HELP_ALL = "--help-all"
 WIDEST = 100
-"""Characters of a line, on terminals of any width."""
+"""Most characters of a line, on terminals of any width."""
 WIDEST_NAMES = 27
-"""Characters of the column of names; the text of a longer name begins on the next line."""
+"""Most characters of the column of names; after a longer name, the text begins on the next line."""
 OTHERS = "Options"
-"""The group of options that belong to none."""
+"""The group of options without a group."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Described:
 
     Attributes:
         long: its name, or names, with the value: ``--data DATA``.
-        short: a name of one letter, ``-d``; empty if it has none.
+        short: one-letter name, ``-d``, or empty.
         text: one sentence.
-        details: what follows that sentence; empty for most.
-        default: in words; empty for what has none, such as ``--help``.
-        group: the heading that it is listed under.
-        is_common: True for one that most people need.
+        details: text after that sentence, or empty.
+        default: default in words; empty if there is none, as for ``--help``.
+        group: heading in the list.
+        is_common: True if most people need it.
         is_argument: True for an argument.
         is_repeated: True for an argument that may be given several times.
     """
@@ -56,7 +56,7 @@ class Described:
 
     @property
     def names(self) -> str:
-        """``-d, --data DATA``; a long name alone stands below other long names."""
+        """``-d, --data DATA``; without a short name, aligned with other long names."""
         if self.is_argument:
             return self.long
         return f"{self.short}, {self.long}" if self.short else f"    {self.long}"
@@ -101,8 +101,8 @@ def command_page(command: Any, context: Any, has_all: bool = False) -> str:
     """Return the help of a command.
 
     Args:
-        command: it.
-        context: of the call, which knows the path of the command.
+        command: the command.
+        context: context of the call, with the path of the command.
         has_all: True for all options by group; False for those that most people need.
     """
     listed = described(command)
@@ -126,7 +126,7 @@ def command_page(command: Any, context: Any, has_all: bool = False) -> str:
 
 
 def usage(path: str, listed: Sequence[Described]) -> str:
-    """Return how a command is called: ``burnish train MODEL --data DATA [OPTIONS]``."""
+    """Return the usage of a command: ``burnish train MODEL --data DATA [OPTIONS]``."""
     called = [(one, one.long + "..." * one.is_repeated) for one in listed if one.is_argument]
     arguments = [f"[{name}]" if one.default != REQUIRED else name for one, name in called]
     required = [one.long for one in listed if not one.is_argument and one.default == REQUIRED]
@@ -162,7 +162,7 @@ def _is_hidden(parameter: Any) -> bool:
 
 
 def _described(parameter: Any, annotation: Any) -> Described:
-    """Return what the help says of a parameter, whose annotation in the command's signature tells its kind."""
+    """Return the help entry of a parameter; its annotation in the command's signature gives its type."""
     is_argument = parameter.param_type_name == "argument"
     kind = _kind(annotation)
     if is_argument:
@@ -186,7 +186,7 @@ def _described(parameter: Any, annotation: Any) -> Described:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type of one value: of ``Annotated[list[int] | None, ...]`` it is int."""
+    """Return the type of one value: int for ``Annotated[list[int] | None, ...]``."""
     kind = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
     kinds = [each for each in get_args(kind) if each is not type(None)]
     if kinds and (len(kinds) == 1 or getattr(kind, "__origin__", None) is None):
@@ -195,7 +195,7 @@ def _kind(annotation: Any) -> Any:
 
 
 def _value_of(parameter: Any, name: str, kind: Any) -> str:
-    """Return how the value of an option is called, with a space before it; empty for a flag."""
+    """Return the name of an option's value, after a space; empty for a flag."""
     if parameter.is_flag:
         return ""
     if parameter.metavar:
@@ -243,7 +243,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 
 def summary(text: str | None, code: str = "") -> str:
-    """Return the docstring of a command, with a mark around what it calls code."""
+    """Return the docstring of a command, with ``code`` in place of double backticks."""
     return inspect.cleandoc(text or "").replace("``", code)
 
 
@@ -260,5 +260,5 @@ def _name(text: str) -> str:
 
 
 def _styled(text: str, **style: Any) -> str:
-    """Return a text in a style, which ``typer.echo`` drops if the output is no terminal."""
+    """Return a text in a style, which ``typer.echo`` drops outside a terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, **style)

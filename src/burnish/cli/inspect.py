@@ -1,4 +1,4 @@
-"""``burnish inspect``: what of a model would train."""
+"""``burnish inspect``: the trainable parts of a model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 
 
 def _say_signature(summary: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Say what goes in, what comes out, and which of it the loss reads."""
+    """Print the inputs and outputs, and the outputs that the loss reads."""
     say(f"{summary['model']}: opset {summary['opset']}")
     for direction in ("inputs", "outputs"):
         for value in summary[direction]:
@@ -131,7 +131,7 @@ def _say_signature(summary: dict[str, Any], say: Callable[[str], None]) -> None:
 
 
 def _say_merged(layers: dict[str, int], say: Callable[[str], None]) -> None:
-    """Say which parameters are perhaps several that an exporter merged; ``layers`` counts those that read each."""
+    """Print parameters that an exporter may have merged; ``layers`` counts the layers that read each."""
     if layers:
         parameters = _first([f"{name} ({count} layers)" for name, count in layers.items()])
         say(f"  of one value, read by several layers, and trained as one: {parameters}")
@@ -150,7 +150,7 @@ def _say_constants(constants: list[dict[str, Any]], scalars: list[str], say: Cal
 
 
 def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Say which operators there are, and what stands between the weights and the loss."""
+    """Print the operators, and obstacles between the weights and the loss."""
     say("")
     say(f"operators: {counted(sum(entry['count'] for entry in summary['operators']), 'node')}")
     for entry in summary["operators"]:
@@ -169,7 +169,7 @@ def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
 
 
 def _say_folded(layers: list[str], convolutions: int, say: Callable[[str], None]) -> None:
-    """Say that layers hold a batch normalization, as the file says, or that its convolutions look so."""
+    """Print layers with folded batch normalization, recorded by the file or suspected."""
     if layers:
         say(f"  batch normalization was folded into {counted(len(layers), 'layer')}, which train without it: {_first(layers)}.")
         say("  burnish.surgery.insert puts in new layers that change nothing at first; or export again with it kept")
@@ -194,7 +194,7 @@ def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
 
 
 def _first(texts: list[str]) -> str:
-    """Return the first of some texts, and how many more there are."""
+    """Return the first of some texts, and the number of others."""
     more = f" and {len(texts) - CONSTANTS_SHOWN} more" if len(texts) > CONSTANTS_SHOWN else ""
     return ", ".join(texts[:CONSTANTS_SHOWN]) + more
 

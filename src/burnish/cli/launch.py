@@ -1,7 +1,7 @@
-"""``burnish train --workers``: starts the workers of a machine, stops and restarts them, and says how they ended.
+"""``burnish train --workers``: starts, stops and restarts the workers of a machine, and reports their end.
 
-Each gets its rank in the environment, as torchrun would set it, and where to meet the others: on one machine in a new folder that
-nobody else can enter, on several at a port of the first. Nothing listens here.
+Each gets its rank in the environment, like torchrun, and the place to meet the others: on one machine a new private folder, on
+several machines a port of the first. The launcher itself does not listen.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from burnish.norms import NormPolicy
 
 INTERRUPTED, TERMINATED = 130, 143
-"""The statuses of a process that Ctrl-C or SIGTERM has stopped, after it has saved its run."""
+"""Exit statuses of a process stopped by Ctrl-C or SIGTERM, after it has saved its run."""
 REFUSED = 2
-"""The status of a worker whose command line is refused."""
+"""Exit status of a worker with an invalid command line."""
 COMES_AGAIN = 78
-"""The status of a worker that would fail alike at every start: EX_CONFIG of sysexits.h."""
+"""Exit status of a worker that would fail the same way at every start: EX_CONFIG of sysexits.h."""
 LAUNCHED = "BURNISH_LAUNCHED"
-"""In the environment of workers whose launcher reads that status."""
+"""Environment variable of workers whose launcher understands that status."""
 LIFE_LINE = "BURNISH_LIFE_LINE"
-"""In the environment of workers: the file descriptor that closes when their launcher is gone."""
+"""Environment variable of workers: a file descriptor that closes when their launcher ends."""
 RUN_FOLDER = "BURNISH_RUN_FOLDER"
-"""In the environment of workers: the folder of their run."""
+"""Environment variable of workers: the folder of their run."""
 RUN_ID = "BURNISH_RUN_ID"
-"""In the environment of workers: the name of their launch."""
-# A worker that is asked to stop finishes its step and saves; one whose run has failed is ended.
+"""Environment variable of workers: the name of their launch."""
+# A worker that is asked to stop finishes its step and saves; workers of a failed run are killed.
 SHUTDOWN_SECONDS, AGAIN_SECONDS = 120.0, 5.0
 LOOK_UP_SECONDS = 0.1
 STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
@@ -57,13 +57,13 @@ PORT = 29500
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a run, and which of them this is.
+    """The machines of a run, and the index of this one.
 
     Attributes:
-        count: how many there are.
-        rank: of this one, from 0.
-        address: by which the others reach the first one.
-        port: of the first one, where all workers meet.
+        count: number of machines.
+        rank: index of this one, from 0.
+        address: address of the first machine.
+        port: port of the first machine, where all workers meet.
     """
 
     count: int = 1
@@ -73,10 +73,10 @@ class Machines:
 
     @classmethod
     def of_options(cls, count: int, rank: int | None, address: str | None, port: int | None) -> Machines:
-        """Return what the options of a command say.
+        """Return the machines from the options of a command.
 
         Raises:
-            typer.BadParameter: they contradict each other, or one is missing.
+            typer.BadParameter: the options contradict each other, or one is missing.
         """
         if count == 1:
             options = {"--node-rank": rank, "--master-address": address, "--master-port": port}
@@ -95,41 +95,41 @@ class Machines:
 
 
 def is_worker() -> bool:
-    """Whether a launcher has started this process."""
+    """True if a launcher has started this process."""
     return environment.is_worker()
 
 
 def other_rank() -> str | None:
-    """Return the rank of this process if it is a worker, and not the first one."""
+    """Return the rank of this process if it is a worker other than the first."""
     rank = environment.written()[1]
     return rank if rank != "0" else None
 
 
 def is_first_of_machine() -> bool:
-    """Whether this process speaks for the workers of its machine."""
+    """True if this process prints for the workers of its machine."""
     rank = other_rank()
     return rank is None or environment.written()[2] == "0"
 
 
 def has_joined() -> bool:
-    """Whether this process has joined the other workers of its run; false where it is no worker."""
+    """True if this process is a worker that has joined the others."""
     joining = sys.modules.get("burnish.distributed.connection.joining")
     return joining is not None and joining.has_joined()
 
 
 def exit_status(error: Exception) -> int:
-    """Return the status with which an error ends this process: it tells a launcher whether to start the worker again."""
+    """Return the exit status of an error, which tells a launcher if restarting the worker can help."""
     return COMES_AGAIN if is_worker() and LAUNCHED in os.environ and comes_again(error) else 1
 
 
 def run_id() -> str:
-    """Return the name of the launch that this process belongs to, which its restarts share; empty where it has none."""
+    """Return the name of the launch of this process, shared with its restarts; empty if there is none."""
     name = os.environ.get(RUN_ID, "") or os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
 
 def is_restart() -> bool:
-    """Whether the launcher has started the workers before."""
+    """True if the launcher has restarted the workers."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
@@ -139,18 +139,18 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def resuming(command: str, folder: Path) -> str:
-    """Return the command line that goes on with the run in a folder, which keeps its options."""
+    """Return the command line that resumes the run in a folder, with its options."""
     return command_line([command, "--resume", str(folder)])
 
 
 def claimed_folder() -> Path | None:
-    """Return the folder that the launcher of this worker has claimed for its run; None if there is none."""
+    """Return the run folder claimed by the launcher of this worker, or None."""
     folder = os.environ.get(RUN_FOLDER, "") if is_worker() else ""
     return Path(folder) if folder else None
 
 
 def check_count(workers: int) -> None:
-    """Raise ConfigurationError where a launcher has started more or fewer workers than the command says."""
+    """Raise ConfigurationError if a launcher has started another number of workers than the command requests."""
     started = os.environ.get("LOCAL_WORLD_SIZE", environment.written()[0])
     if started != str(workers):
         raise ConfigurationError(
@@ -161,17 +161,17 @@ def check_count(workers: int) -> None:
 def check_together(
     workers: int, engine: str | Engine, norm: str | NormPolicy | Mapping[str, str | NormPolicy], at_every_step: bool = True
 ) -> None:
-    """Refuse, before any worker starts, what each of them would refuse.
+    """Raise errors that every worker would raise, before any starts.
 
     Args:
-        workers: how many there are to be.
-        engine: the name of one.
-        norm: as ``burnish.compile`` takes it.
-        at_every_step: whether workers exchange at every step; else each steps alone between rounds, on any engine.
+        workers: number of workers.
+        engine: name of an engine.
+        norm: as in ``burnish.compile``.
+        at_every_step: True if workers exchange at every step; otherwise each steps separately between rounds, on any engine.
 
     Raises:
-        EngineError: PyTorch is missing, or the engine cannot exchange values with other workers, or is not there.
-        ConfigurationError: a group of workers whose size does not divide their number, or no policy.
+        EngineError: PyTorch is missing, or the engine is not available or cannot exchange values with other workers.
+        ConfigurationError: the size of a worker group does not divide their number, or a policy is unknown.
     """
     from burnish.distributed.batch_normalization import check_group
     from burnish.distributed.connection.store import check_torch
@@ -184,7 +184,7 @@ def check_together(
         return
     for name in norm.values() if isinstance(norm, Mapping) else (norm,):
         check_group(policy(name), workers)
-    # PyTorch's can exchange values, and importing it would take the launcher longer than all else.
+    # PyTorch's engine can exchange values, and importing it would take longer than anything else in the launcher.
     if engine not in ("auto", "torch"):
         check_engine(get(engine))
 
@@ -194,21 +194,21 @@ def launch(command_name: str, arguments: Sequence[str], folder: Path, workers: i
 
     Args:
         command_name: ``train``.
-        arguments: of the command, as each worker gets them.
-        folder: of the run.
-        workers: how many of this machine.
-        restarts: how often to start all of them again when one fails otherwise than it would each time.
-        machines: on which the run is; each has a launcher of its own.
+        arguments: arguments of the command for each worker.
+        folder: folder of the run.
+        workers: number of workers on this machine.
+        restarts: times to restart all workers when one fails, unless it would fail each time.
+        machines: machines of the run, each with its own launcher.
 
     Raises:
         WorkerError: a worker was killed.
-        typer.Exit: the workers ended otherwise than by success; they have said why.
+        typer.Exit: the workers failed, and have printed the reason.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     common = {
         **{name: text for name, text in os.environ.items() if name != environment.FOLDER},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // workers))),
-        # Connections that break are reported as errors; the library's traces of them say less.
+        # Broken connections are reported as errors; the library's traces add less.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "WORLD_SIZE": str(workers * machines.count),
         "LOCAL_WORLD_SIZE": str(workers),
@@ -235,7 +235,7 @@ def launch(command_name: str, arguments: Sequence[str], folder: Path, workers: i
 
 @contextmanager
 def _place_to_meet(machines: Machines) -> Iterator[dict[str, str]]:
-    """Yield what tells workers where they meet. On one machine it is a new folder, which is removed when they have ended."""
+    """Yield the variables that tell workers where to meet. On one machine it is a new folder, removed at the end."""
     if machines.count > 1:
         yield {}
         return
@@ -253,7 +253,7 @@ def _ranks(first: int, local: int) -> dict[str, str]:
 def _run(
     command: Sequence[str], environments: Sequence[Mapping[str, str]], resume: str
 ) -> tuple[int, subprocess.Popen[bytes]] | None:
-    """Start a worker in each environment and wait until all have succeeded; returns the first that fails, and its place.
+    """Start a worker in each environment and wait until all have succeeded; return the first that fails, with its index.
 
     Raises:
         typer.Exit: this process was asked to stop, and has stopped the workers.
@@ -266,11 +266,11 @@ def _run(
                 workers.append(subprocess.Popen(command, env=own, pass_fds=fds, start_new_session=os.name == "posix"))
             while not stops:
                 running = [worker for worker in workers if worker.poll() is None]
-                # Of several that have ended by now, one that was killed is the reason.
+                # If several have ended by now, one that was killed is the cause.
                 failed = [(local, worker) for local, worker in enumerate(workers) if worker.returncode]
                 if failed:
                     first = min(failed, key=lambda entry: entry[1].returncode > 0)
-                    if first[1].returncode in (INTERRUPTED, TERMINATED):  # by a signal to itself: all end after the same step
+                    if first[1].returncode in (INTERRUPTED, TERMINATED):  # it got a signal itself: all end after the same step
                         _end(workers, stops, SHUTDOWN_SECONDS)
                     return first
                 if not running:
@@ -281,7 +281,7 @@ def _run(
         finally:
             _end(workers, [], 0)
     if stop == signal.SIGINT or (stop == signal.SIGTERM and workers[0].returncode == TERMINATED):
-        raise typer.Exit(128 + int(stop))  # the first worker has said where the state is
+        raise typer.Exit(128 + int(stop))  # the first worker has printed where the state is
     what = f"Stopped by {signal.Signals(stop).name}, and the workers too. Go on from the last checkpoint:"
     for line in (what, f"  {resume}"):
         errors().print(line, style="yellow")
@@ -290,7 +290,7 @@ def _run(
 
 @contextmanager
 def _life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
-    """Yield a pipe that breaks when this process ends, however that is: what workers inherit of it, and what names it to them."""
+    """Yield a pipe that breaks when this process ends in any way: inherited descriptors, and the variable that names them."""
     if os.name != "posix":
         yield (), {}
         return
@@ -310,12 +310,12 @@ def _is_pipe(descriptor: int) -> bool:
 
 
 def end_with_launcher() -> None:
-    """Let this worker finish its step, save and end when its launcher is gone, such as killed for the memory that it took.
+    """Make this worker finish its step, save and end when its launcher is gone, for example killed for its memory.
 
-    A worker that went on would write to the folder of a run that has been resumed in the meantime.
+    Otherwise it could write to the folder of a run that has been resumed in the meantime.
 
     Raises:
-        ConfigurationError: the variable that names the pipe was set by somebody else.
+        ConfigurationError: the variable that names the pipe was set from outside.
     """
     inherited = os.environ.pop(LIFE_LINE, "")
     if not inherited:
@@ -337,7 +337,7 @@ def end_with_launcher() -> None:
 
 @contextmanager
 def _stops_noted() -> Iterator[list[int]]:
-    """Collect the signals that ask this process to stop in a list, and let it go on."""
+    """Collect stop signals for this process in a list, without stopping."""
     noted: list[int] = []
     before = {number: signal.signal(number, lambda number, frame: noted.append(number)) for number in STOPS}
     try:
@@ -348,7 +348,7 @@ def _stops_noted() -> Iterator[list[int]]:
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]], signals: list[int], seconds: float) -> None:
-    """Pass signals on to workers as they come, wait until they have ended, and kill those that are left after so many seconds.
+    """Pass signals on to workers, wait for their end, and kill the remaining ones after so many seconds.
 
     After a second signal they have five seconds.
     """

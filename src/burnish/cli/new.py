@@ -26,7 +26,7 @@ DATA = {
     "gpt": "texts.jsonl --tokenizer tokenizer.json",
     "lstm": "data.npz",
 }
-"""Data for each family, as the command that trains it takes them."""
+"""Data for each family, as options of the command that trains it."""
 
 
 def new(

@@ -1,4 +1,4 @@
-"""Options for the optimizer, what goes around it, and its learning rate over a run, also where a run is resumed."""
+"""Options for the optimizer, its wrappers and its learning rate over a run, including resumed runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 COMPILATION = "Compilation"
 CONSTANT, ONE_CYCLE = "constant", "one_cycle"
 AVERAGE = "average"
-"""What evaluation and export call the average that an optimizer keeps."""
+"""The name of an optimizer's average in evaluation and export."""
 
 
 @dataclass(frozen=True)
 class OptimizerOptions(OptionGroup):
-    """The optimizer, and what goes around it."""
+    """The optimizer and its wrappers."""
 
     panel: ClassVar = "Optimizer"
     optimizer: Annotated[
@@ -119,11 +119,11 @@ class OptimizerOptions(OptionGroup):
     ] = 0
 
     def built(self) -> Optimizer:
-        """Return the optimizer with groups, transforms of the gradients and an average around it, and accumulation outermost.
+        """Return the optimizer, wrapped in groups, gradient transforms, an average, and accumulation outermost.
 
         Raises:
-            typer.BadParameter: options that the optimizer does not have, that contradict each other, or that cannot be read.
-            ConfigurationError: there is no such optimizer, transform or setting.
+            typer.BadParameter: the optimizer lacks an option, or options contradict each other or cannot be read.
+            ConfigurationError: an optimizer, transform or setting is unknown.
         """
         from burnish import optim
         from burnish.optim.chain import TRANSFORMS
@@ -141,7 +141,7 @@ class OptimizerOptions(OptionGroup):
         return optim.accumulate(optimizer, self.accumulate) if self.accumulate > 1 else optimizer
 
     def _plain(self) -> Optimizer:
-        """Return the optimizer alone; sgd has a momentum of 0.9 unless another is set."""
+        """Return the optimizer without wrappers; sgd has a momentum of 0.9 unless another is set."""
         from burnish import optim
 
         name, settings = optim.OPTIMIZERS.read(self.optimizer)
@@ -162,7 +162,7 @@ class OptimizerOptions(OptionGroup):
         return optim.get({"name": name, **settings})
 
     def _grouped(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer with its parameter groups; what does not train goes before other groups."""
+        """Return the optimizer with its parameter groups; frozen parameters take precedence over other groups."""
         from burnish import optim
 
         if self.decay_on not in ("all", "weights"):
@@ -180,11 +180,11 @@ class OptimizerOptions(OptionGroup):
 
 
 def _read_group(text: str) -> tuple[str, Overrides]:
-    """Return the pattern of a group and what it sets.
+    """Return the pattern of a group and its settings.
 
     Raises:
-        typer.BadParameter: it is not written ``PATTERN=SETTINGS``.
-        ConfigurationError: there is no such optimizer, or it has no such setting.
+        typer.BadParameter: the text is not ``PATTERN=SETTINGS``.
+        ConfigurationError: the optimizer is unknown, or lacks a setting.
     """
     from burnish import optim
     from burnish.optim.groups import FROZEN
@@ -208,25 +208,25 @@ def rate_of(options: dict[str, Any]) -> Any:
 
 
 def kept_average(program: Program) -> str | None:
-    """Return ``average``, as evaluation and export take it, for a program whose optimizer keeps one; else None."""
+    """Return ``average``, for evaluation and export, if a program's optimizer keeps one; else None."""
     from burnish.optim.slots import slot_of
 
     return AVERAGE if any(slot_of(entry.name) == AVERAGE for entry in program.signature.state) else None
 
 
 TAKEOVER = "takeover.json"
-"""In the folder of a run while its checkpoints are written for another learning rate: the program's options without one."""
+"""File in a run folder while its checkpoints are rewritten for another learning rate: the program's options without one."""
 
 
 def schedule_names() -> tuple[str, ...]:
-    """Return the names for ``--schedule``: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
+    """Return the names for ``--schedule``: all of ``burnish.optim.schedules`` except the warm-up, a separate option."""
     from burnish.optim.schedules import SCHEDULES
 
     return tuple(name for name in SCHEDULES if name != "warmup")
 
 
 def has_end(schedule: str) -> bool:
-    """Whether a schedule, as the command line gives it, ends with the steps of a run."""
+    """True if a schedule of the command line ends with the steps of a run."""
     from burnish.optim.schedules import SCHEDULES
 
     name, settings = SCHEDULES.read(schedule)
@@ -234,16 +234,16 @@ def has_end(schedule: str) -> bool:
 
 
 def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
-    """Check these options by themselves, before a model is compiled.
+    """Check these options before a model is compiled.
 
     Args:
-        schedule: its name, and settings behind a colon (``step:every=100,gamma=0.5``).
+        schedule: name, with settings after a colon (``step:every=100,gamma=0.5``).
         warmup: steps of a linear rise before it.
-        rate: that is given apart; None where it is the optimizer's own.
+        rate: separately given rate; None for the optimizer's own.
 
     Raises:
-        ConfigurationError: there is no schedule of that name, or it lacks such a setting, or needs one that is not given.
-        typer.BadParameter: a rate in the wrong place, or a second warm-up.
+        ConfigurationError: the schedule is unknown, lacks a setting, or needs one that is not given.
+        typer.BadParameter: the rate is in the wrong place, or there is a second warm-up.
     """
     from burnish.optim.schedules import SCHEDULES
 
@@ -256,7 +256,7 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
         raise typer.BadParameter(f"--schedule {schedule}: give the rate with --lr")
     if rate is not None and "lr" not in SCHEDULES.takes(name):
         raise typer.BadParameter(f"--lr: {name} has rates of its own; leave it out, or choose another --schedule")
-    # What the command gives stands for itself here.
+    # Placeholders for the values that the command fills in.
     command = {setting: ... for setting in ("lr", "steps") if setting in SCHEDULES.takes(name)}
     SCHEDULES.check(name, command | settings)
     if name == ONE_CYCLE and warmup:
@@ -274,20 +274,19 @@ def with_schedule(
     updates: int = 0,
     optimizer: Optimizer | None = None,
 ) -> Program:
-    """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
+    """Return the program with a learning rate computed from the step. A constant rate without warm-up changes nothing.
 
     Args:
-        program: compiled with a number as its rate.
-        schedule: as ``check_schedule`` lets through.
+        program: program compiled with a number as its rate.
+        schedule: schedule that passed ``check_schedule``.
         warmup: steps of a linear rise before it.
-        steps: steps of the whole, the rise included; None where they are not known. Where the optimizer accumulates, steps of the
-            schedule are updates.
-        remedy: what to do where steps are missing or too few.
-        updates: steps that the first state has taken already; the schedule begins after them.
-        optimizer: with a number as its rate, in place of the program's; None is that.
+        steps: total steps, including the rise; None if unknown. For an optimizer that accumulates, the schedule counts updates.
+        remedy: remedy for missing or too few steps.
+        updates: steps that the initial state has already taken; the schedule begins after them.
+        optimizer: replacement for the program's optimizer, with a number as its rate; None keeps that.
 
     Raises:
-        typer.BadParameter: too few steps.
+        typer.BadParameter: there are too few steps.
     """
     from burnish import optim
     from burnish.optim.accumulate import steps_to_an_update
@@ -309,7 +308,7 @@ def with_schedule(
 
 
 def updates_of(checkpoint: Checkpoint, program: Program) -> int:
-    """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
+    """Return the number of updates in the state of a checkpoint, as a program's optimizer counts them."""
     from burnish.optim.accumulate import UPDATES, steps_to_an_update
 
     if steps_to_an_update(program.options["optimizer"]) == 1:
@@ -318,10 +317,10 @@ def updates_of(checkpoint: Checkpoint, program: Program) -> int:
 
 
 def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule: str) -> Optimizer:
-    """Return an optimizer whose rates, those of its groups too, each follow a schedule.
+    """Return an optimizer with schedules for all its rates, including those of groups.
 
     Raises:
-        typer.BadParameter: a group has a rate of its own, and the schedule has no place for it.
+        typer.BadParameter: a group has its own rate, and the schedule cannot use it.
     """
     from burnish.optim import Groups
     from burnish.optim.base import RatedOptimizer
@@ -362,11 +361,11 @@ def _built(name: str, lr: Any, warmup: int, steps: int | None, updates: int) -> 
 
 
 def take_over_checkpoints(folder: Path, program: Program) -> None:
-    """Make the checkpoints of a run fit a program that differs from the run's own in its learning rate alone.
+    """Convert the checkpoints of a run to a program that differs only in its learning rate.
 
-    The checkpoints are written for the program, which is then saved in the place of the run's. A record stands beside them until
-    that is done: where this is killed, the next call goes on from whatever it left, with either rate. Where more differs, nothing
-    is done: resuming then says what.
+    The checkpoints are rewritten for the program, which then replaces the run's. A record exists until this is done: after a
+    kill, the next call continues from any partial state, with either rate. If anything else differs, nothing is done, and
+    resuming reports the difference.
 
     Raises:
         CheckpointError: a file cannot be written.
@@ -385,7 +384,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         try:
             checkpoint = read_checkpoint(path)
-        except CheckpointError:  # resuming passes over it, and says so
+        except CheckpointError:  # resuming skips it with a message
             continue
         differing = {name for name, value in identity.graphs.items() if checkpoint.identity.graphs.get(name) != value}
         if differing and differing <= {"init", "step", "apply"}:
@@ -404,7 +403,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 
 def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
-    """Whether the folder of a run is for a program that differs from these options in the learning rate, and in nothing else."""
+    """True if the folder of a run has a program that differs from these options only in the learning rate."""
     from burnish.files.folder import MANIFEST
 
     try:

@@ -1,4 +1,4 @@
-"""Options that belong together: a dataclass with a field for each, which commands take as one parameter."""
+"""Groups of related options: a dataclass with a field for each, which commands take as one parameter."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from burnish.errors import ConfigurationError
 from burnish.options import Options, declarations, read_options
 
 COMMON = "common"
-"""Marks an option that most people need, in its ``Annotated``: ``--help`` lists it, and ``--help-all`` the rest."""
+"""Marks a common option in its ``Annotated``: ``--help`` lists it, and ``--help-all`` also lists the others."""
 
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options of one topic. Each field of a subclass is an option of the commands that take it, a group, or ``Options`` that
-    are declared for Python and the command line at once (``takes_options``).
+    """Options of one topic.
+
+    Each field of a subclass is an option of its commands, a group, or ``Options`` that are declared for Python and the command
+    line at once (``takes_options``).
 
     Attributes:
-        panel: where the help lists these options.
-        placed: options that the help lists after another one, which it names, or first, for None.
-        named: the options that the command line names; it leaves the others at their defaults.
+        panel: heading of these options in the help.
+        placed: options that the help lists after another, named one, or first for None.
+        named: options given on the command line; the others have their defaults.
     """
 
     panel: ClassVar[str | None] = None
@@ -36,7 +38,7 @@ class OptionGroup:
 
     @property
     def first_named(self) -> str | None:
-        """The first of these options that the command line names, as it is written; None where it names none."""
+        """The first of these options given on the command line, with dashes, or None."""
         return f"--{self.named[0].replace('_', '-')}" if self.named else None
 
 
@@ -46,9 +48,9 @@ def takes_options(
     """Give a command the options of the ``OptionGroup``s among its parameters.
 
     Args:
-        left_out: options that stay at their defaults.
-        only: the only options that the command has; empty for all.
-        defaults: in words, of options whose default the command chooses itself.
+        left_out: options that keep their defaults.
+        only: the only options of the command; empty for all.
+        defaults: defaults in words, for options whose default the command chooses itself.
     """
 
     said = defaults or {}
@@ -72,7 +74,7 @@ def takes_options(
             arguments |= {name: _built(group, values, named) for name, group in groups.items()}
             command(**arguments, **{name: value for name, value in values.items() if name in declared and name not in groups})
 
-        # Typer reads a command's options from these two, and calls it with names alone.
+        # Typer reads a command's options from these two, and calls it with keywords only.
         expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         expanded.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
@@ -82,10 +84,10 @@ def takes_options(
 
 
 def values_of(options: type[Any], **texts: Any) -> dict[str, Any]:
-    """Return the values of options by name, from what the command line gives; one that it does not give is left out.
+    """Return the values of the options given on the command line, by name.
 
     Raises:
-        typer.BadParameter: a text says no value.
+        typer.BadParameter: a text is not a valid value.
     """
     try:
         return read_options(options, texts)
@@ -94,7 +96,7 @@ def values_of(options: type[Any], **texts: Any) -> dict[str, Any]:
 
 
 def declared_option(options: type[Any], name: str, panel: str | None = None) -> Any:
-    """Return the option of the command line that stands for one that ``options`` declares."""
+    """Return the command-line option for one that ``options`` declares."""
     field, declared = declarations(options)[name]
     names = [declared.spelled or f"--{name.replace('_', '-')}", *filter(None, [declared.short])]
     shown: Any = declared.shown_default or (declared.several and field.default) or True
@@ -123,7 +125,7 @@ def _is_group(parameter: inspect.Parameter) -> bool:
 
 
 def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
-    """Return the options and the groups that a group consists of, by name; first those that it inherits from ``Options``."""
+    """Return the options and groups inside a group, by name; first those inherited from ``Options``."""
     hints: dict[str, Any] = {}
     for each in reversed(group.__mro__):
         if issubclass(each, OptionGroup):
@@ -142,9 +144,9 @@ def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
 
 
 def _options_of(group: type[OptionGroup]) -> Sequence[inspect.Parameter]:
-    """Return the options of a group, of those in it, and those that ``Options`` in it declare, in their order.
+    """Return the options of a group in order, including nested groups and ``Options``.
 
-    What the group has by the name of a declared option stands in its place.
+    A field with the name of a declared option replaces it.
     """
     own, placed = _fields_of(group), set[str]()
     options: list[inspect.Parameter] = []
@@ -185,7 +187,7 @@ def _in_panel(option: inspect.Parameter, panel: str | None) -> inspect.Parameter
 
 
 def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[str]) -> OptionGroup:
-    """Return a group with the values of its options; one that the command does not have is at its default."""
+    """Return a group with the values of its options; options that the command lacks have their defaults."""
     arguments, own = {}, _fields_of(group)
     for name, parameter in own.items():
         if _is_group(parameter):
@@ -200,6 +202,6 @@ def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[
 
 
 def _names(context: typer.Context, option: str) -> bool:
-    """Whether the command line names an option, where it may be at its default otherwise."""
+    """True if the command line gives an option, which otherwise may have its default."""
     source = context.get_parameter_source(option)
     return source is not None and source.name != "DEFAULT"

@@ -1,4 +1,4 @@
-"""``burnish passes``: the stages that a model goes through, and what each pass did to one."""
+"""``burnish passes``: the stages of compilation, and the changes of each pass to a model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def passes(
 
 
 def _stages(engine: str) -> dict[str, Stage[Any]]:
-    """The stages by name, in the order in which a model meets them."""
+    """The stages by name, in the order of compilation."""
     from burnish import engines
     from burnish.distributed.derivation import DISTRIBUTED
     from burnish.files.export import EXPORTED
@@ -52,7 +52,7 @@ def _stages(engine: str) -> dict[str, Stage[Any]]:
     from burnish.modes import INFERENCE, TRAINING
     from burnish.rewriting.stages import HOISTED, JOINED, LOWERED, RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN
 
-    engines.get(engine)  # which says what is not installed
+    engines.get(engine)  # raises an error if its package is not installed
     stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, HOISTED, TRAINING, INFERENCE]
     stages += [RECOGNIZED_IN_MODE, DISTRIBUTED, LOWERED, JOINED, EXPORTED]
     if engine == "onnxruntime":
@@ -67,7 +67,7 @@ def _stages(engine: str) -> dict[str, Stage[Any]]:
 
 
 def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
-    """What each stage did while a model was compiled and took a step: its name, the graph, and a record for each pass."""
+    """The work of each stage while a model is compiled and takes a step: its name, the graph, and a record for each pass."""
     import burnish
     from burnish.data.random_data import random_batches
     from burnish.files.export import export_inference

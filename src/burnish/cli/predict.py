@@ -59,7 +59,7 @@ class SavedModel(OptionGroup, SavedModelOptions):
 
     @property
     def opening(self) -> dict[str, Any]:
-        """The options, as ``open_model`` and ``Predictor`` take them.
+        """The options for ``open_model`` and ``Predictor``.
 
         Raises:
             BurnishError: see ``chosen_engine``.
@@ -89,11 +89,11 @@ def describe(
     """Print the model, the number of samples, and the preprocessing of pixels or sounds with its reason.
 
     Args:
-        console: where to print.
+        console: console to print to.
         model: the model.
-        data: where the samples are from.
-        samples: how many there are.
-        preprocessing: of pixels; None if the data have none.
+        data: name of the data.
+        samples: number of samples.
+        preprocessing: preprocessing of pixels; None if the data have none.
         asked: True if the command line gave it.
         sound: preprocessing of sounds; None if the data have none.
     """
@@ -141,7 +141,7 @@ class Shown(OptionGroup, AnswerOptions):
     ] = None
 
     def check(self, data: Sequence[str]) -> None:
-        """Refuse a format that there is not, and a file that cannot be written, or that is one of the data."""
+        """Reject an unknown format, and an output file that cannot be written or is one of the data."""
         from burnish.cli.prediction_lines import FORMATS
 
         if self.form is not None and self.form not in FORMATS:
@@ -252,7 +252,7 @@ def _write_lines(console: Console, predictor: Predictor, given: Given, batch_siz
 
 
 def _explained(answer: Answer | None, kind: str, given: Given, least: float, count: int, without: int) -> str:
-    """Return a line that says what the numbers are."""
+    """Return a line that explains the numbers."""
     if kind == "boxes":
         measure = "fractions of the model's picture" if given.parts[0].sizes is None else "pixels of the picture"
         line = f"boxes of a score of {least:g} or more (--score), in {measure}"
@@ -278,7 +278,7 @@ def _write_outputs(console: Console, path: Path, predictions: Iterable[Predictio
 
 
 def _trained_on(predictor: Predictor, data: str) -> list[str]:
-    """Return a line if a run was trained on most of the data that it is evaluated on, and held out the rest."""
+    """Return a line if a run is evaluated on the data of its own training and held-out part."""
     from burnish.data.splitting import read_split
     from burnish.training.run_files import read_record
 

@@ -1,4 +1,4 @@
-"""Predictions as a command prints and writes them: a table, CSV, or a JSON object for each sample."""
+"""Predictions in the formats of a command: a table, CSV, or a JSON object for each sample."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ BOX = ("class", "score", "left", "top", "right", "bottom")
 UNKNOWN = ("nan", math.nan)
 """Class and probability of a sample for which a model gives NaN."""
 LABELS_BETWEEN = ";"
-"""What stands between the labels of a sample."""
+"""Separator of the labels of a sample."""
 
 
 class Rows:
     """The columns of predictions, and the rows of each.
 
     Args:
-        kind: what a sample is called: ``file`` or ``row``.
-        answer: how the output is read; None of a detector.
-        top: how many classes are named, the most probable first; None: one, or all if each is a question of its own.
-        called: what the values are called; by default as the output, and by their places in it.
+        kind: name for a sample: ``file`` or ``row``.
+        answer: interpretation of the output; None for a detector.
+        top: number of classes to show, the most probable first; None: one, or all for yes-or-no labels.
+        called: names of the values; by default the name of the output and their indices in it.
     """
 
     def __init__(self, kind: str, answer: Answer | None, top: int | None, called: Sequence[str] = ()):
         self.kind, self._answer, self._top, self._called = kind, answer, top, called
 
     def header(self, first: Prediction) -> list[str]:
-        """Return the names of the columns, which are those of all predictions of a model.
+        """Return the names of the columns, the same for all predictions of a model.
 
         Raises:
-            ConfigurationError: no table has a row for such a prediction, or the model has fewer classes than are to be named.
+            ConfigurationError: the prediction does not fit into a table row, or the model has fewer classes than requested.
         """
         kind, answer = first.kind, self._answer
         if kind == "boxes":
@@ -78,7 +78,7 @@ class Rows:
         return [self.kind, *(name + rank for rank in ranks for name in ("class", number))]
 
     def of(self, prediction: Prediction) -> list[list[Any]]:
-        """Return the rows of a prediction: one, or one for each box, or for each class that some pixels are of."""
+        """Return the rows of a prediction: one, or one for each box, or for each class in the mask."""
         name = prediction.name
         if prediction.kind == "boxes":
             return [[name, label, score, *map(float, box)] for label, score, box in prediction.found()]
@@ -96,31 +96,31 @@ class Rows:
         return [[name, *(part for pair in prediction.top(self._top or 1) for part in pair)]]
 
     def _asks_one(self, prediction: Prediction) -> bool:
-        """True for the probability of a yes that has no other name."""
+        """True for the single probability of an unnamed yes."""
         from burnish.training.predictor import NO_AND_YES
 
         return prediction.classes == NO_AND_YES and self._answer is not None and self._answer.kind == "questions"
 
 
 class Writable(Protocol):
-    """What a text is written to."""
+    """An object with a ``write`` method for texts."""
 
     def write(self, text: str, /) -> object: ...
 
 
 class Lines:
-    """Writes predictions, one after the other, in a format."""
+    """A writer of predictions in a format, one after the other."""
 
     def write(self, prediction: Prediction) -> None:
         """Write the prediction of a sample."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Write what is kept until all are known."""
+        """Write output that needs all predictions."""
 
 
 class TableLines(Lines):
-    """A table on the screen, whose columns are as wide as what is in them."""
+    """A table on the screen with fitted column widths."""
 
     def __init__(self, rows: Rows):
         self._rows, self._kept = rows, list[list[Any]]()
@@ -152,7 +152,7 @@ class CsvLines(Lines):
 
 
 class JsonLines(Lines):
-    """A JSON object for each sample, one a line."""
+    """One JSON object per line for each sample."""
 
     def __init__(self, file: Writable, top: int | None):
         self._file, self._top = file, top
@@ -170,7 +170,7 @@ class _Screen:
 
 
 def shown_lines(form: str, rows: Rows, top: int | None) -> Lines:
-    """Return what prints predictions in a format of ``FORMATS``."""
+    """Return a printer of predictions in a format of ``FORMATS``."""
     if form == "table":
         return TableLines(rows)
     return JsonLines(_Screen(), top) if form == "jsonl" else CsvLines(_Screen(), rows, is_shown=True)
@@ -178,20 +178,20 @@ def shown_lines(form: str, rows: Rows, top: int | None) -> Lines:
 
 @contextmanager
 def written_lines(path: Path, rows: Rows, top: int | None) -> Iterator[Lines]:
-    """Give what writes predictions into a file, CSV or JSON lines by its suffix; it is there, whole, at the end.
+    """Yield a writer of predictions into a file, CSV or JSON lines by its suffix; the file appears complete at the end.
 
     Raises:
         DataError, CheckpointError: the file cannot be written; an earlier one is untouched.
     """
     make_folder_of(path)
-    # Names of files that are no UTF-8 are written out, as on the screen.
+    # File names that are not UTF-8 are escaped, as on the screen.
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         yield JsonLines(file, top) if path.suffix == ".jsonl" else CsvLines(file, rows)
 
 
 @contextmanager
 def until_nobody_reads() -> Iterator[None]:
-    """Go on without a word after what is printed here, if nobody reads the output any more, as after ``| head``."""
+    """Continue silently after this context if nobody reads the output any more, as after ``| head``."""
     try:
         yield
         sys.stdout.flush()
@@ -200,7 +200,7 @@ def until_nobody_reads() -> Iterator[None]:
 
 
 def _without_controls(text: str) -> str:
-    """Return JSON in which characters that steer a terminal are written as JSON's escapes."""
+    """Return JSON with terminal control characters as JSON escapes."""
     if text.isprintable():
         return text
     return "".join(json.dumps(each)[1:-1] if unicodedata.category(each) in UNSHOWN else each for each in text)

@@ -1,4 +1,4 @@
-"""``burnish quantize``: a model that trains as it will compute with integers."""
+"""``burnish quantize``: a model to train in quantized form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Integers(OptionGroup):
-    """What weights and activations become."""
+    """Formats of weights and activations."""
 
     panel: ClassVar = "Integers"
     weights: Annotated[

@@ -1,6 +1,6 @@
-"""Runs that are repeated: with options from a file, or with other seeds.
+"""Repeated runs: with options from a file, or with other seeds.
 
-The file is TOML, with a table for the command and in it the options by their names, without the dashes in front::
+The file is TOML, with a table for the command that has the options by name, without leading dashes::
 
     [train]
     model = "model.onnx"
@@ -8,7 +8,7 @@ The file is TOML, with a table for the command and in it the options by their na
     batch-size = 32
     freeze = ["stem.*"]
 
-Paths are those of the command line: relative to the folder in which the command runs. What the command line names goes before.
+Paths are relative to the folder in which the command runs, as on the command line. Options on the command line take precedence.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 OF_ONE_RUN = frozenset(
     {"config", "output", "name", "resume", "overwrite", "export", "profile", "report", "seeds", "tensorboard", "log"}
 )
-"""Options that say what becomes of a run, and are not repeated with it."""
+"""Options for the results of a run, which are not repeated with it."""
 ALWAYS = frozenset({"seed", "epochs", "batch-size"})
-"""Options that are written at their defaults too, which another version may change."""
+"""Options written even at their defaults, which another version may change."""
 OF_ONE_START = frozenset({"start-from", "reinitialize", "nodes", "node-rank", "master-address", "master-port"})
-"""Options that say where a run was started, which a run that goes on does not take over."""
+"""Options for the start of a run, which a resumed run does not inherit."""
 OF_WORKERS = frozenset({"workers", "max-restarts"})
 OF_SEVERAL = OF_WORKERS | {"worker-timeout", *(name.replace("_", "-") for name in declarations(ExchangeOptions))}
-"""Options of runs of several workers, which one that goes on alone does not take over."""
+"""Options for several workers, which a resumed run with one worker does not inherit."""
 STARTED = "burnish.started"
-"""In the notes of a command: these options of the run that it goes on with, as its file has them."""
+"""Key in a command's notes for these options of the run to resume, as in its file."""
 _BYTES = re.compile(r"\\u(dc[89a-f][0-9a-f])")
-"""How bytes of a name that are no UTF-8 are written, which TOML has no form for."""
+"""Escapes of bytes in names that are not UTF-8, which TOML cannot express."""
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Let a file give the options that the command line does not name."""
+    """Take options from a file unless the command line gives them."""
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_configuration(context, path)}
     return path
@@ -68,7 +68,7 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
 
 @dataclass(frozen=True)
 class Repetition(OptionGroup):
-    """Runs that are repeated: from a file, or with other seeds."""
+    """Options to repeat runs: from a file, or with other seeds."""
 
     panel: ClassVar = "Repetition"
     config: Annotated[
@@ -93,16 +93,15 @@ class Repetition(OptionGroup):
 
 
 def read_configuration(context: typer.Context, path: Path, *, of_run: bool = False) -> dict[str, Any]:
-    """Return the options that a file gives to a command, by the names of its parameters.
+    """Return the options for a command from a file, by the names of its parameters.
 
     Args:
-        context: of the command.
-        path: of the file.
-        of_run: whether it is that of a run which goes on, in place of one that ``--config`` names.
+        context: context of the command.
+        path: path of the file.
+        of_run: True for the file of a run to resume, False for a file given by ``--config``.
 
     Raises:
-        ConfigurationError: the file cannot be read, is of another command, or holds an unknown option or a value that it does
-            not take.
+        ConfigurationError: the file cannot be read, is for another command, or has an unknown option or an invalid value.
     """
     asked = "--resume" if of_run else "--config"
     try:
@@ -148,11 +147,11 @@ def read_configuration(context: typer.Context, path: Path, *, of_run: bool = Fal
 
 
 def configuration_of(context: typer.Context, **chosen: Any) -> str:
-    """Return the file that repeats a run.
+    """Return the text of the file that repeats a run.
 
     Args:
-        context: of the command.
-        chosen: values that the command decided, by the names of its parameters, in place of those that it was given.
+        context: context of the command.
+        chosen: values that the command chose, by the names of its parameters, instead of the given ones.
     """
     command = context.command.name or ""
     lines = [f"# Repeats this run: burnish {command} --config {CONFIGURATION} --output FOLDER", f"# burnish {__version__}", ""]
@@ -179,10 +178,10 @@ def key_of(parameter: Any) -> str:
 
 
 def read_value(context: typer.Context, parameter: Any, value: Any, place: str) -> Any:
-    """Return a value of a file as the command line would give it: what converts a text there converts it here too.
+    """Return a value from a file in the form of the command line, after the same conversion as a check.
 
     Raises:
-        ConfigurationError: the parameter does not take it; the message begins with ``place``.
+        ConfigurationError: the parameter rejects it; the message begins with ``place``.
     """
     is_list = getattr(parameter, "multiple", False) or parameter.nargs != 1
     is_flag = getattr(parameter, "is_flag", False)
@@ -205,7 +204,7 @@ def _text(value: str | float) -> str:
 
 
 def as_it_was(text: str) -> str:
-    """Return a text of a file as the command line had it, with the bytes of a name that is no UTF-8."""
+    """Return a text from a file as on the command line, with the bytes of names that are not UTF-8."""
     return _BYTES.sub(lambda found: chr(int(found[1], 16)), text)
 
 
@@ -221,7 +220,7 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
-    # TOML's basic strings escape as JSON's do, but for the character that JSON leaves as it is.
+    # TOML's basic strings escape like JSON's, except for one character that JSON leaves unescaped.
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -232,13 +231,13 @@ TABLE = "seeds.csv"
 def check_run(
     model: Path, folder: Path, data: Data, pixels: Pixels, results: Results, watching: Watching, seeds: int, workers: int = 1
 ) -> None:
-    """Refuse, before anything is read, options of a run that contradict each other, and places that nothing is to be written to.
+    """Reject contradictory options and unusable output paths of a run, before anything is read.
 
-    Of workers, the first alone writes.
+    Of several workers, only the first writes.
 
     Raises:
-        typer.BadParameter: options that contradict each other, or mean nothing for the data or for several runs.
-        ConfigurationError: as ``check_output``; or a logger that there is not.
+        typer.BadParameter: options contradict each other, or have no meaning for the data or for several runs.
+        ConfigurationError: as ``check_output``; or a logger is unknown.
     """
     if launch.other_rank() is None:
         check_output(folder, "--output", is_folder=True)
@@ -266,13 +265,13 @@ def check_run(
 def train_with_seeds(
     seeds: int, course: Course, results: Results, folder: Path, train: Callable[[Course, Results], TrainingResult | None]
 ) -> None:
-    """Train with each seed in a folder of its own, and print and write their figures.
+    """Train with each seed in a separate folder; print and write the figures.
 
     Args:
-        seeds: how many; the first is the course's.
-        course, results: of the command. With ``--resume``, runs that are there go on and the others begin.
-        folder: of all the runs.
-        train: trains once.
+        seeds: number of seeds; the first is the course's.
+        course, results: options of the command. With ``--resume``, existing runs are resumed and the others begin.
+        folder: folder of all the runs.
+        train: function that trains once.
     """
     if seeds == 1:
         train(course, results)

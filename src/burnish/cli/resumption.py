@@ -1,4 +1,4 @@
-"""``--resume``: a run goes on with the options that its folder keeps, and its model and data where they are now."""
+"""``--resume``: continue a run with the options in its folder, and its model and data at their present paths."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from burnish.settings import suggestion
 
 UsageError = typer.BadParameter.__mro__[1]
 OTHERWISE = "burnish.otherwise"
-"""In the notes of a command: options that it names otherwise than the run that it goes on with."""
+"""Key in a command's notes for options that differ from those of the run to resume."""
 OWN_OPTIONS, WORKING_FOLDER = "own_options", "working_folder"
-"""In the record of a run: options of it that ``run.toml`` leaves out and a run that goes on takes, and where the command ran."""
+"""Keys in the record of a run: options that ``run.toml`` leaves out but resuming needs, and the working folder."""
 OWN = ("export", "report", "tensorboard", "log", "seeds")
 MAY_CHANGE = OF_SEVERAL | {
     *("model", "data", "eval-data", "tokenizer", "epochs", "engine", "device", "threads", "kernels", "data-workers"),
     *("checkpoint-every", "keep-checkpoints", "journal", "tables", "step-timeout", "fold", "save-adapter", "save-adapters"),
     "patience",
 }
-"""Options that a run may go on with otherwise than it was started: where things are, how long it goes on, and what runs it."""
+"""Options that may differ when a run is resumed: locations, length, and engine."""
 RATES = frozenset({"lr", "schedule", "warmup"})
-"""And these of ``burnish train``; ``finetune`` goes on with what it has chosen."""
+"""Further such options of ``burnish train``; ``finetune`` keeps its choices."""
 READ, WRITTEN = ("model", "data", "eval-data", "tokenizer"), ("export", "report", "tensorboard", "tables")
 """Options that are paths."""
 
 
 class RunCommand(Command):
-    """A command that trains. SIGTERM ends it as Ctrl-C does.
+    """A command that trains. SIGTERM ends it like Ctrl-C.
 
-    With ``--resume``, the folder of a run may stand in place of the model, and options that the command does not name are those
-    that the run was started with.
+    With ``--resume``, the folder of a run may replace the model, and options not on the command line are those that the run was
+    started with.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -78,14 +78,14 @@ class RunCommand(Command):
         return rest
 
     def _given(self, ctx: Any, args: list[str]) -> dict[str, Any]:
-        """What the command line gives, as it is written, by the names of the parameters; empty if it is refused."""
+        """The raw values on the command line, by the names of the parameters; empty if it is invalid."""
         given: dict[str, Any] = {}
-        with suppress(UsageError):  # said when it is parsed to be used
+        with suppress(UsageError):  # reported when it is parsed for use
             given = self.make_parser(ctx).parse_args(list(args))[0]
         return {name: value for name, value in given.items() if value is not None}
 
     def _run(self, given: Mapping[str, Any]) -> tuple[Path | None, bool]:
-        """The folder of the run that is to go on, and whether it stands in place of the model.
+        """Return the folder of the run to resume, and True if it replaces the model argument.
 
         Raises:
             ConfigurationError: the command names no run.
@@ -101,11 +101,11 @@ class RunCommand(Command):
         return newest(RUNS / (str(name) if name is not None else f"{Path(str(model)).stem}{suffix}")), False
 
     def _started(self, ctx: Any, run: Path, path: Path, given: Mapping[str, Any], is_model: bool) -> dict[str, Any]:
-        """The options that the run was started with, as far as it may go on with them, by the names of the parameters."""
+        """The original options that a resumed run inherits, by the names of the parameters."""
         from burnish.training.run_files import read_record
 
         started = read_configuration(ctx, path, of_run=True)
-        # Another launcher says how many workers there are; and a run may go on alone.
+        # Another launcher sets the number of workers, and a run may be resumed with one.
         is_alone = str(given.get("workers") or started.get("workers") or 1) == "1" and not given.get("nodes")
         left_out = OF_WORKERS if is_worker() else OF_SEVERAL if is_alone else frozenset()
         record = read_record(path.parent)
@@ -127,7 +127,7 @@ class RunCommand(Command):
         return started
 
     def _check_there(self, run: Path, started: dict[str, Any], taken: list[str]) -> None:
-        """Raise DataError or ConfigurationError for a model or data that are not where they were."""
+        """Raise DataError or ConfigurationError for a model or data that have moved."""
         from burnish.data.formats import format_of
 
         for name in dict.fromkeys(taken):
@@ -153,10 +153,10 @@ class RunCommand(Command):
                 ) from None
 
     def _otherwise(self, ctx: Any, run: Path, started: Mapping[str, Any]) -> list[str]:
-        """What the command names otherwise than the run was started with.
+        """The options on the command line that differ from the run's.
 
         Raises:
-            ConfigurationError: it is nothing that a run can go on with.
+            ConfigurationError: an option may not differ.
         """
         found = {key_of(each): text for each in self.params if (text := _named_otherwise(ctx, each, started))}
         may_change = MAY_CHANGE | (RATES if self.name == "train" else frozenset())
@@ -171,7 +171,7 @@ class RunCommand(Command):
 
 
 def own_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options of a command that a run which goes on takes and one that repeats it does not, JSON-compatible."""
+    """Return the options that resuming a run needs but repeating it does not, JSON-compatible."""
     found: dict[str, Any] = {}
     for parameter in context.command.params:
         key, value = key_of(parameter), context.params.get(parameter.name or "")
@@ -183,20 +183,20 @@ def own_options(context: typer.Context) -> dict[str, Any]:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether a path is a model or a compiled program, and not the folder of a run."""
+    """True for a model or a compiled program, False for the folder of a run."""
     from burnish.files.folder import MANIFEST
 
     return os.path.isfile(path) or os.path.isfile(path / MANIFEST)
 
 
 def _set(ctx: Any, name: str, value: Any) -> None:
-    """Give a parameter a value as if the file of the run had it."""
+    """Set a parameter as if the file of the run had given it."""
     ctx.params[name] = value
     ctx.set_parameter_source(name, type(ctx.get_parameter_source("resume")).DEFAULT_MAP)
 
 
 def _placed(text: str, worked_in: str, is_read: bool) -> str:
-    """A relative path of a command that ran in another folder than this one, if it leads to something there."""
+    """A relative path of a command that ran in another folder, resolved there if it exists there."""
     path = as_it_was(text)
     there = os.path.join(worked_in, path)
     if is_read:
@@ -220,7 +220,7 @@ def _no_run(folder: Path) -> str:
 
 
 def _named_otherwise(context: typer.Context, parameter: Any, started: Mapping[str, Any]) -> str | None:
-    """Return how the command line names an option that the run was started otherwise with; None if it does not."""
+    """Return a description of an option that differs from the run's, or None."""
     key, name = key_of(parameter), parameter.name or ""
     source = context.get_parameter_source(name)
     if key in OF_ONE_RUN | OF_ONE_START or source is None or source.name != "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""The folders of runs: named after the model or by ``--name``, numbered if that name is taken, and found again to go on."""
+"""The folders of runs: named after the model or by ``--name``, with a number if taken, and found again to resume."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 STAGES = "stages"
 CONFIGURATION = "run.toml"
-"""The file in the folder of a run with its options."""
+"""The file with the options in the folder of a run."""
 
 
 def folder_asked(model: Path, results: Results, suffix: str = "") -> Path:
-    """Return the folder that a command names, else ``runs/<name>``, which a new run takes with a number if it is taken.
+    """Return the folder given by a command, or ``runs/<name>``; a new run adds a number if it is taken.
 
     Args:
-        model: whose name the folder has by default.
-        results: the options of the command.
-        suffix: of that name.
+        model: model that gives the default name.
+        results: options of the command.
+        suffix: suffix of that name.
 
     Raises:
-        typer.BadParameter: ``--name`` is no name of one folder, or a folder is named too.
+        typer.BadParameter: ``--name`` is not a single folder name, or a folder is given too.
     """
     name = results.name
     if name is None:
@@ -48,7 +48,7 @@ def folder_asked(model: Path, results: Results, suffix: str = "") -> Path:
 
 
 def numbered(base: Path) -> list[Path]:
-    """Return the folders of runs of one name, ``base``, ``base-2`` and so on, as far as they are there, the newest last."""
+    """Return the existing run folders of one name, ``base``, ``base-2`` and so on, the newest last."""
     with suppress(OSError):
         names = [path.name for path in base.parent.iterdir()]
         numbers = sorted(number for name in names if (number := _number(base, name)) is not None)
@@ -62,7 +62,7 @@ def newest(base: Path) -> Path:
 
 
 def configuration_in(run: Path) -> Path | None:
-    """Return the file with the options of the run in a folder, of several stages or seeds the first; None if it holds none."""
+    """Return the options file of the run in a folder (with several stages or seeds, the first), or None."""
     seeds = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name))
     places = [folder / within / CONFIGURATION for folder in (run, *seeds) for within in ("", f"{STAGES}/1")]
     return next((path for path in places if _is_file(path)), None)
@@ -70,16 +70,16 @@ def configuration_in(run: Path) -> Path | None:
 
 @contextmanager
 def claimed(base: Path, results: Results) -> Iterator[Path]:
-    """Yield the folder of a run. A new one has a folder that no other run has or gets, however many start at once.
+    """Yield the folder of a run. A new run gets a unique folder, however many start at once.
 
-    A folder that the command names, goes on in or overwrites is taken as it is. A new one that stays empty is removed.
+    A folder that is given, resumed or overwritten is used unchanged. A new one that stays empty is removed.
 
     Args:
-        base: as ``folder_asked`` returns it.
-        results: the options of the command.
+        base: result of ``folder_asked``.
+        results: options of the command.
 
     Raises:
-        ConfigurationError: the folder cannot be made.
+        ConfigurationError: the folder cannot be created.
     """
     if results.folder is not None or results.resume or results.overwrite:
         yield base
@@ -94,7 +94,7 @@ def claimed(base: Path, results: Results) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # something is in it
+        with suppress(OSError):  # the folder is not empty
             folder.rmdir()
             if makes_parent:
                 base.parent.rmdir()
@@ -102,7 +102,7 @@ def claimed(base: Path, results: Results) -> Iterator[Path]:
 
 @contextmanager
 def claimed_together(group: ProcessGroup, base: Path, results: Results) -> Iterator[Path]:
-    """Yield the folder of a run on all workers, which the first one claims."""
+    """Yield the folder of a run on all workers; the first one claims it."""
     from burnish.training.workers import on_first
 
     with ExitStack() as stack:
@@ -121,14 +121,14 @@ def _of_launch(base: Path) -> Path | None:
 
 
 def _made(base: Path) -> Path:
-    """Make the next folder of a name, which is this process's alone."""
+    """Create the next free folder of a name for this process."""
     while True:
         last = numbered(base)
         folder = _numbered(base, 1 + (_number(base, last[-1].name) or 0 if last else 0))
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-        except FileExistsError:  # another run has just made it
+        except FileExistsError:  # another run has just created it
             if not folder.parent.is_dir():
                 raise ConfigurationError(f"'{folder.parent}' is a file, and no folder: choose another place (--output)") from None
         except OSError as error:
@@ -153,5 +153,5 @@ def _number(base: Path, name: str) -> int | None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a folder that cannot be entered
+    except OSError:  # a folder without permission
         return False

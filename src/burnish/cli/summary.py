@@ -1,4 +1,4 @@
-"""What a model holds, and what of it can train: the figures that ``inspect`` and ``check`` print."""
+"""The content of a model and its trainable parts: the figures that ``inspect`` and ``check`` print."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from burnish.rewriting.recognize_group_normalization import hold_group_normaliza
 from burnish.rewriting.recognize_probabilities import recognize_probabilities
 from burnish.surgery.folded import perhaps_folded
 
-# Bound to a mode before anything is differentiated, so they need no rule of their own.
+# Bound to a mode before differentiation, so they need no rule of their own.
 BOUND_TO_A_MODE = frozenset({"BatchNormalization", "Dropout"})
 
 
 def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | None = None, bind: Bind = None) -> dict[str, Any]:
-    """Return, as JSON-compatible values, a model's signature, initializers by kind, operators, and what lacks a gradient.
+    """Return a model's signature, initializers by kind, operators, and nodes without gradients, as JSON-compatible values.
 
     Args:
         path: an ONNX file.
-        outputs: the output, or the outputs, that the loss reads; None where there is no choice, or none is made.
-        batch, bind: as ``burnish.load`` takes them.
+        outputs: output or outputs that the loss reads; None if there is only one, or none is chosen.
+        batch, bind: as in ``burnish.load``.
 
     Raises:
-        BurnishError: the model cannot be read, or has no such output, or its batch cannot be opened.
+        BurnishError: the model cannot be read, has no such output, or its batch cannot be opened.
     """
     model = load(path, batch=batch, bind=bind)
     hold_group_normalization_constants(model)
@@ -109,15 +109,15 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
 
 
 def judge(path: Path, outputs: str | list[str] | None = None, batch: str | None = None, bind: Bind = None) -> dict[str, Any]:
-    """Return what ``summarize`` does, and as ``refused`` why ``burnish.compile`` refuses the model; None where it takes it.
+    """Return the result of ``summarize``, with the error of ``burnish.compile`` as ``refused``, or None.
 
-    What compiles lacks no gradient: passes of the compiler see more than the graph as it came.
+    A model that compiles lacks no gradient, as compiler passes see more than the original graph.
     """
     summary = summarize(path, outputs, batch, bind)
     refused: str | None = None
     try:
         with warnings.catch_warnings(), options_named():
-            warnings.simplefilter("ignore")  # compile and check say them
+            warnings.simplefilter("ignore")  # compile and check give these warnings
             compile(path, outputs=outputs, batch=batch, bind=bind)
     except BurnishError as error:
         refused = str(error)
@@ -128,7 +128,7 @@ def judge(path: Path, outputs: str | list[str] | None = None, batch: str | None 
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a model's metadata says of its data, as far as it does: ``pixels``, ``sound``, ``columns``, ``classes``."""
+    """Return the description of data in a model's metadata: ``pixels``, ``sound``, ``columns``, ``classes``, if present."""
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
     pixels |= {} if described.sound is None else {"sound": described.sound.text()}
@@ -139,7 +139,7 @@ def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _why_nothing_trains(model: ir.Model, weights: Sequence[ir.Value], unreached: Mapping[str, str]) -> str:
-    """Return why no weight of a model trains; ``unreached`` gives the reason for each that no gradient reaches."""
+    """Return the reason why no weight of a model trains; ``unreached`` has the reason for each unreached weight."""
     if not weights:
         return why_nothing_trains(model)
     return f"no gradient reaches {reasons_together({value.name or '': unreached[value.name or ''] for value in weights})}"
@@ -152,7 +152,7 @@ def _described_prediction(prediction: Prediction) -> dict[str, str | None]:
 
 
 def _read_by_the_loss(model: ir.Model, outputs: str | list[str] | None) -> list[Prediction]:
-    """What a loss reads that applies a final activation itself; nothing where there are several outputs and no choice."""
+    """The values that a loss with its own activation reads; empty if there are several outputs and no choice."""
     names = outputs if isinstance(outputs, list) else [outputs]
     try:
         return [_read_behind_activation(model, name) for name in names]
@@ -171,10 +171,10 @@ def _read_behind_activation(model: ir.Model, output: str | None) -> Prediction:
 
 
 def program_at(path: Path) -> Path | None:
-    """Return the program that a path leads to: the folder of a program or of a run, or an ONNX file that holds its training.
+    """Return the program at a path: the folder of a program or of a run, or an ONNX file with its training.
 
     Raises:
-        ModelError: the path leads to no folder, and to no ONNX file.
+        ModelError: the path is neither a folder nor an ONNX file.
     """
     for folder in (path, path / "program"):
         if (folder / MANIFEST).is_file():
@@ -183,7 +183,7 @@ def program_at(path: Path) -> Path | None:
 
 
 def summarize_program(path: Path) -> dict[str, Any]:
-    """Return, as JSON-compatible values, what a saved program was compiled with, its state and its graphs.
+    """Return the options, state and graphs of a saved program, as JSON-compatible values.
 
     Raises:
         CheckpointError: the program is damaged.

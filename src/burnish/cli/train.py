@@ -1,4 +1,4 @@
-"""``burnish train``: an ONNX file and data go in, a tuned ONNX file comes out, by one worker or by several."""
+"""``burnish train``: tune an ONNX file on data, with one worker or several."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKERS = "Several workers"
 
 @dataclass(frozen=True)
 class Workers(OptionGroup):
-    """How many workers train together, and where."""
+    """The number of workers that train together, and their machines."""
 
     panel: ClassVar = WORKERS
     count: Annotated[
@@ -68,7 +68,7 @@ class Workers(OptionGroup):
 
     @property
     def total(self) -> int:
-        """Number of workers on all machines."""
+        """The number of workers on all machines."""
         return self.count * self.nodes
 
     @property
@@ -103,12 +103,12 @@ class Workers(OptionGroup):
 
 @dataclass(frozen=True)
 class Exchange(OptionGroup, ExchangeOptions):
-    """How workers exchange gradients, statistics and the optimizer's state."""
+    """The exchange of gradients, statistics and optimizer state among workers."""
 
     panel: ClassVar = WORKERS
 
     def settings(self, is_alone: bool) -> dict[str, Any]:
-        """Return the options that differ from their defaults, as ``burnish.DataParallel`` takes them.
+        """Return the options that differ from their defaults, for ``burnish.DataParallel``.
 
         Args:
             is_alone: True for a single worker, which exchanges nothing.
@@ -140,8 +140,8 @@ def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]
     """Join the other workers if a launcher started several.
 
     Args:
-        device: of this worker; None is the CPU.
-        timeout: seconds to wait for a worker that is late.
+        device: device of this worker; None is the CPU.
+        timeout: seconds to wait for a late worker.
         exchange: settings of ``burnish.DataParallel``.
 
     Returns:
@@ -182,7 +182,7 @@ def train(
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if course.start_from is not None and (results.resume or course.reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
-    is_program(model)  # refuses the folder of a run
+    is_program(model)  # rejects the folder of a run
     results = replace(results, folder=results.folder or launch.claimed_folder())
     base = folder_asked(model, results)
     check_schedule(compilation.optimizer.schedule, compilation.optimizer.warmup, compilation.optimizer.lr)

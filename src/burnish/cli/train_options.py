@@ -1,4 +1,4 @@
-"""Options of the commands that train: on what, for how long, on which engine, what becomes of the result, how it is watched."""
+"""Options of the commands that train: data, length, engine, results, reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chosen_engine(engine: str, kernels: bool | None) -> str | Engine:
 
     Raises:
         ConfigurationError: kernels are chosen for another engine than ``onnxruntime``.
-        EngineError: they are to be built, and cannot be.
+        EngineError: kernels are to be built, and cannot be.
     """
     if kernels is None:
         return engine
@@ -65,7 +65,7 @@ FoldOption = Annotated[
 
 @dataclass(frozen=True)
 class Data(OptionGroup, EvaluationOptions, SoundOptions):
-    """What to train and to evaluate on."""
+    """The training and evaluation data."""
 
     panel: ClassVar = "Data"
     placed: ClassVar = {"eval_split": "eval_data", "sound": "image_size"}
@@ -125,14 +125,14 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
     ] = None
 
     def check_reading(self, pixels: Pixels) -> None:
-        """Refuse options that mean nothing for the data; as ``check_data_options``."""
+        """Reject options without a meaning for the data, as ``check_data_options``."""
         sources, of_pixels = (self.data, self.eval_data), pixels.first_named
         check_data_options(
             *sources, label=self.label, image_size=self.image_size, pixels=of_pixels, missing=self.missing, columns=self.columns
         )
 
     def tuning(self, pixels: Pixels, texts: TextOptions) -> dict[str, Any]:
-        """Return these options, and those of pixels and texts, as ``FinetuneOptions`` takes them."""
+        """Return these options, and those of pixels and texts, for ``FinetuneOptions``."""
         return {
             "eval_data": self.eval_data,
             "eval_split": self.split,
@@ -149,7 +149,7 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
 
     @property
     def split(self) -> EvalSplit | None:
-        """What is to be held out of the data; None where nothing is."""
+        """The part of the data to hold out, or None."""
         return self.eval_split  # type: ignore[return-value]  # as it was checked
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Data(OptionGroup, EvaluationOptions, SoundOptions):
 
 @dataclass(frozen=True)
 class Course(OptionGroup, RunOptions):
-    """How long training goes on, where it starts, what computes it, and what it keeps."""
+    """Length, start, engine and checkpoints of the training."""
 
     panel: ClassVar = "Course of training"
     placed: ClassVar = {"reinitialize": None, "kernels": "engine", "start_from": "best_metric"}
@@ -177,22 +177,22 @@ class Course(OptionGroup, RunOptions):
 
     @property
     def named_batch_size(self) -> int | None:
-        """The size of a batch where the command says one; None where it is left to what fits."""
+        """The batch size if the command line gives it, else None."""
         return self.batch_size if "batch_size" in self.named else None
 
     def chosen_engine(self) -> str | Engine:
-        """The engine that trains: by its name, or with its kernels chosen.
+        """Return the engine that trains: its name, or with its kernels chosen.
 
         Raises:
             ConfigurationError: kernels are chosen for another engine than ``onnxruntime``.
-            EngineError: they are to be built, and cannot be.
+            EngineError: kernels are to be built, and cannot be.
         """
         return self.engine if not isinstance(self.engine, str) else chosen_engine(self.engine, self.kernels)
 
 
 @dataclass(frozen=True)
 class Results(OptionGroup):
-    """Where the run and the tuned model are written."""
+    """The places of the run and the tuned model."""
 
     panel: ClassVar = "Results"
     folder: Annotated[
@@ -222,7 +222,7 @@ class Results(OptionGroup):
 
 
 def check_overwritten(folder: Path, results: Results) -> None:
-    """Raise ConfigurationError where the run that a folder holds is not to be overwritten."""
+    """Raise ConfigurationError unless the run in a folder may be overwritten."""
     if not results.overwrite:
         raise ConfigurationError(
             f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
@@ -231,12 +231,12 @@ def check_overwritten(folder: Path, results: Results) -> None:
 
 
 SHOWN = 20
-"""How many nodes of a profile are printed."""
+"""Most nodes of a profile to print."""
 
 
 @dataclass(frozen=True)
 class Watching(OptionGroup):
-    """What is written for a person to look at."""
+    """Reports and logs for people."""
 
     panel: ClassVar = "Reports"
     report: Annotated[
@@ -268,24 +268,25 @@ class Watching(OptionGroup):
     ] = False
 
     def of_seed(self, seed: int, seeds: int) -> Watching:
-        """Return these options for one of several runs, whose event files lie in a folder of its own."""
+        """Return these options for one of several runs, with a separate folder of event files."""
         if seeds == 1 or self.tensorboard is None:
             return self
         return replace(self, tensorboard=self.tensorboard / f"seed-{seed}")
 
     def of_stage(self, number: int, is_last: bool) -> Watching:
-        """Return these options for one of several stages, numbered from 1: the report is that of the last.
+        """Return these options for one of several stages, from 1: only the last writes the report.
 
-        Event files of each lie in a folder of its own, as each counts its steps from 1. A profile is of each: their steps differ.
+        Event files of each stage are in a separate folder, as each counts its steps from 1. Each stage has a profile, as their
+        steps differ.
         """
         folder = None if self.tensorboard is None else self.tensorboard / f"stage-{number}"
         return replace(self, tensorboard=folder, report=self.report if is_last else None)
 
     def check(self) -> None:
-        """Refuse a logger that there is not, before anything is read.
+        """Reject an unknown logger, before anything is read.
 
         Raises:
-            ConfigurationError: it does not exist, takes no such setting, or needs a package that is not installed.
+            ConfigurationError: it does not exist, lacks a setting, or needs a package that is not installed.
         """
         from burnish.training.callbacks import check_logger
 
@@ -293,11 +294,11 @@ class Watching(OptionGroup):
             check_logger(text)
 
     def loggers(self, folder: Path, parameters: str | None) -> list[Callback]:
-        """Return the callbacks that write while a run goes on.
+        """Return the callbacks that write during a run.
 
         Args:
-            folder: of the run.
-            parameters: what is judged, as ``Trainer`` takes it.
+            folder: folder of the run.
+            parameters: weights to evaluate, as in ``Trainer``.
 
         Raises:
             ConfigurationError: a package that one of them needs is not installed.
@@ -310,12 +311,12 @@ class Watching(OptionGroup):
     def html_report(
         self, configuration: str, command: str, parameters: str | None, stages: Sequence[Path] = ()
     ) -> HtmlReport | None:
-        """Return the callback that writes the report at the end; None where none is asked for.
+        """Return the callback that writes the report at the end, or None.
 
         Args:
-            configuration, command: what the report shows of the run.
-            parameters: what is judged, as ``Trainer`` takes it.
-            stages: folders of the runs that this one goes on from.
+            configuration, command: texts about the run for the report.
+            parameters: weights to evaluate, as in ``Trainer``.
+            stages: folders of the earlier runs that this one continues.
         """
         from burnish.training.callbacks import HtmlReport
 
@@ -324,17 +325,17 @@ class Watching(OptionGroup):
         return HtmlReport(self.report, parameters=parameters, configuration=configuration, command=command, stages=stages)
 
     def write_profile(self, trainer: Trainer, folder: Path, device: str | None, threads: int | None) -> None:
-        """Time steps on the trainer's first batch, print where their time goes, and write it into the folder of the run.
+        """Profile steps on the trainer's first batch; print the times and write them into the run folder.
 
         Raises:
-            EngineError: the engine cannot tell.
+            EngineError: the engine does not support profiles.
         """
         from burnish.data import DataSpec
         from burnish.training.feature_dataset import FeatureDataset
         from burnish.training.profiling import profile, shortened
 
         dataset = trainer.loader.dataset
-        if isinstance(dataset, FeatureDataset):  # whose features are computed when the run begins
+        if isinstance(dataset, FeatureDataset):  # its features are computed when the run begins
             indices = trainer.loader.order(0)[: trainer.loader.batch_size]
             read = DataSpec.by(trainer.program).to_model(dataset.source.batch(indices))
             batch = trainer.session.features.batch(read)

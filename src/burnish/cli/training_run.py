@@ -55,32 +55,32 @@ from burnish.training.workers import on_all, on_first
 TUNED = "tuned.onnx"
 PEFT = "peft"
 EARLIER_UPDATES = "earlier_updates"
-"""In the record of a run: how many updates its first state had taken, after which its schedule begins."""
+"""Key in the record of a run: updates in its first state, after which its schedule begins."""
 
 
 @dataclass
 class TrainingRun:
-    """A run in a folder: a new one, or one that goes on.
+    """A run in a folder: a new or a resumed one.
 
     Attributes:
-        model, data, pixels, texts, compilation, course, results, watching: as the command line says.
-        command: the arguments of the command line, to print and to keep.
-        configuration: the file that repeats the run, to keep.
-        parallel, group: the workers, as ``join_workers`` returns them.
-        callbacks: of the trainer.
-        is_tuning: the best epoch is exported where there are evaluation data, and the figures with it.
-        earlier: folders of the stages before this one.
-        best_of_all: whether an epoch of one of these is exported where it was the best.
-        adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
-        trial: the model compiled to be tried, with all options but the rate, which a new run goes on with; None: it is compiled.
-        otherwise: options that the command names otherwise than the run that goes on was started with.
-        split_seed: of what is held out; None: that of the run.
-        split_folder: of the run that keeps what is held out; None: its own.
-        going_on: the command line that goes on with the run.
-        own_options: what the record keeps of the command beside ``configuration``, for a run that goes on.
+        model, data, pixels, texts, compilation, course, results, watching: options of the command line.
+        command: arguments of the command line, to print and to store.
+        configuration: text of the file that repeats the run, to store.
+        parallel, group: the workers, from ``join_workers``.
+        callbacks: callbacks of the trainer.
+        is_tuning: True to export the best epoch, with its figures, if there are evaluation data.
+        earlier: folders of the earlier stages.
+        best_of_all: True to export an epoch of an earlier stage if it is the best.
+        adapter_forms: forms in which adapters are also written; None: according to the options of compilation.
+        trial: compiled trial of the model with all options except the rate, used by a new run; None: compile it.
+        otherwise: options of the command that differ from the resumed run's.
+        split_seed: seed of the held-out part; None: that of the run.
+        split_folder: folder with the stored held-out part; None: the run's own.
+        going_on: command line that resumes the run.
+        own_options: options of the command to record besides ``configuration``, for resuming.
 
     Raises:
-        ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
+        ConfigurationError: the folder has a run, and the options do not tell what to do with it.
         WorkerError: the same, on all workers but the first.
     """
 
@@ -120,7 +120,7 @@ class TrainingRun:
         self.start = None if self.resumes else self.course.start_from
         if self.start is not None and self.start.is_dir():
             self.start = CheckpointFolder(self.start / "checkpoints").latest
-        # One that goes on has the program that it began with, compiled of the file beside it.
+        # A resumed run has its original program, compiled from the file next to it.
         rate = self.compilation.optimizer.lr
         self.optimizer = None if self.trial is None or self.resumes or rate is None else self.trial.optimizer(rate)
 
@@ -128,11 +128,11 @@ class TrainingRun:
         """Train to the last epoch, and write the tuned model.
 
         Returns:
-            What the run came to; None on all workers but the first.
+            The result of the run; None on all workers but the first.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, or Terminated for SIGTERM; it tells the command that goes on.
-            BurnishError: what compilation, the data or training raise.
+            KeyboardInterrupt: Ctrl-C, or Terminated for SIGTERM; the message has the command line for resuming.
+            BurnishError: an error of compilation, the data or training.
         """
         if self.resumes:
             on_first(self.group, self._lock_folder, "the folder of the run")
@@ -143,7 +143,7 @@ class TrainingRun:
                 self.lock.release()
 
     def _lock_folder(self) -> None:
-        """Refuse a folder that another process runs in, before anything in it is changed."""
+        """Reject a folder with an active run of another process, before anything in it is changed."""
         if self.folder.is_dir():
             self.lock = RunLock(self.folder)
 
@@ -164,7 +164,7 @@ class TrainingRun:
         command = launch.command_line(self.command)
         report = self.watching.html_report(self.configuration, command, kept_average(program), self.earlier)
         callbacks = [*self.callbacks, *self.watching.loggers(self.folder, kept_average(program))]
-        if report is not None and not self.is_tuning:  # which goes back to the best epoch first
+        if report is not None and not self.is_tuning:  # tuning first restores the best epoch
             callbacks.append(report)
         try:
             trainer = self._trainer(program, train_set, eval_set, callbacks)
@@ -216,7 +216,7 @@ class TrainingRun:
     def _take_best(
         self, trainer: Trainer, result: TrainingResult, is_evaluated: bool, report: HtmlReport | None
     ) -> dict[str, Any]:
-        """Go back to the epoch that is exported, say which it is, report on it, and return its figures."""
+        """Restore the epoch to export, print and report it, and return its figures."""
         folders = self.earlier if self.best_of_all else ()
         earlier = [(best_of(folder), CheckpointFolder(folder / "checkpoints").best) for folder in folders]
         figures = take_best(trainer, result, is_evaluated, earlier)
@@ -236,7 +236,7 @@ class TrainingRun:
         return figures
 
     def _write_adapters(self, session: Session, parameters: str | None) -> None:
-        """Write the adapters by themselves, in the forms that are asked for."""
+        """Write the adapters as separate files, in the requested forms."""
         for form in self._adapter_forms:
             path = self.folder / (form if form == PEFT else f"{form}.onnx")
             session.export(path, parameters=parameters, adapters=form)
@@ -244,7 +244,7 @@ class TrainingRun:
 
     @property
     def tuned(self) -> Path:
-        """Where the tuned model is written."""
+        """The path of the tuned model."""
         return self.results.export or self.folder / TUNED
 
     @property
@@ -256,7 +256,7 @@ class TrainingRun:
         self.console.print(line)
 
     def _resumes(self) -> bool:
-        """Whether the run in the folder goes on; refuses a folder that holds another."""
+        """True if the run in the folder is resumed; a folder with another run is rejected."""
         exists = self.checkpoints.exists
         if self.results.resume:
             return True
@@ -267,18 +267,18 @@ class TrainingRun:
         return False
 
     def _earlier_metadata(self) -> Mapping[str, str]:
-        """What the run that goes on, or the checkpoint that it starts from, says of its data."""
+        """The metadata on data from the resumed run, or from the checkpoint that the run starts from."""
         if self.resumes:
             return self.checkpoints.metadata
         return {} if self.start is None else read_checkpoint(self.start).metadata
 
     def _kept_split(self) -> dict[str, Any] | None:
-        """Return what the run that goes on holds out; None where it begins, or holds nothing out."""
+        """Return the stored held-out part of a resumed run, or None."""
         folder = self.split_folder or (self.folder if self.resumes else None)
         return None if self.data.split is None or folder is None else read_split(folder)
 
     def _prepare(self, earlier: Mapping[str, str], kept: dict[str, Any] | None) -> tuple[Program, Dataset, Dataset | None]:
-        """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them, ``kept`` is held out."""
+        """Return the program and the data; ``earlier`` is their metadata, ``kept`` the stored held-out part."""
         with folding_said() if self.is_tuning else nullcontext():
             program, seconds = self._compiled()
         for form in self._adapter_forms:
@@ -329,7 +329,7 @@ class TrainingRun:
         return program, train_set, eval_set
 
     def _compiled(self) -> tuple[Program, float]:
-        """The program at a constant rate, after a trial not yet that of the run, and the seconds that compiling took."""
+        """The program at a constant rate (for a trial, not yet the run's), and the seconds of compiling."""
         if self.trial is not None and self.optimizer is not None:
             with untrained_weights_named():
                 return self.trial.taken(), self.trial.seconds
@@ -338,7 +338,7 @@ class TrainingRun:
         return program, time.monotonic() - begin
 
     def _opened(self, program: Program, spec: DataSpec) -> tuple[Dataset, str | None]:
-        """The data to train on, and a line that says so where texts are longer than the model takes."""
+        """The training data, and a note if texts are longer than the model takes."""
         data, asked = self.data, self.texts.settings()
         options: dict[str, Any] = {
             "label": data.label,
@@ -355,16 +355,16 @@ class TrainingRun:
         return within_the_model(program, opened(asked), asked, opened)
 
     def _with_epochs(self, program: Program, samples: int) -> Program:
-        """Return the program with the steps of an epoch, where something in it waits for epochs."""
+        """Return the program with the steps per epoch, if something in it counts epochs."""
         steps = batches_per_epoch(program, samples, self.course.batch_size, self.group.world_size)
         if STEPS_PER_EPOCH not in program.options or is_program(self.model) or steps == 1:
             return program
         return self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=steps)
 
     def _with_schedule(self, program: Program, samples: int) -> Program:
-        """Return the program with the learning rate of this run, which begins after the updates that a checkpoint has taken.
+        """Return the program with the learning rate of this run, which begins after the updates in a checkpoint.
 
-        So it does where the run goes on: its folder says how many they were.
+        A resumed run reads their number from its folder.
         """
         start = self.start
         if start is not None:
@@ -399,7 +399,7 @@ class TrainingRun:
         )
 
     def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:
-        """Where a run starts that does not start in the weights of the model; tables in files are drawn straight into them."""
+        """The initial state of a run that does not start from the model's weights; tables in files are initialized in place."""
         course = self.course
         if not course.reinitialize or self.resumes:
             return None if self.resumes else program.saved_state
@@ -407,7 +407,7 @@ class TrainingRun:
         return initial(course.seed, course.reinitialize)
 
     def _start_from(self, trainer: Trainer, checkpoint: Path) -> None:
-        """Begin in the state of a checkpoint, and say what was not taken over."""
+        """Begin with the state of a checkpoint, and print what was not carried over."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CarryOverWarning)
             trainer.start_from(checkpoint)
@@ -416,11 +416,11 @@ class TrainingRun:
             self._say(_of_stage(warning.message) if self.is_tuning else str(warning.message))
 
     def _changes(self, course: Mapping[str, object]) -> list[str]:
-        """Return what a resumed run does otherwise than it was started, one line each."""
+        """Return the changes in a resumed run, one line each."""
         started = read_record(self.folder).get("course")
         if not isinstance(started, dict) or not course.keys() <= started.keys():
             started = course
-        # More epochs are what one resumes for; they change the steps to come only where the rate follows a schedule.
+        # More epochs are the usual reason to resume; they change further steps only if the rate follows a schedule.
         names = [name for name in course if name != "epochs" or course["schedule"] != CONSTANT]
         notes = [
             f"--{name} {course[name]} is taken from here on; the run was started with {started[name]}"
@@ -434,11 +434,11 @@ class TrainingRun:
 
     @property
     def _of_command(self) -> dict[str, Any]:
-        """What the record keeps of the command, for one that goes on from any folder."""
+        """The entries of the record that let the run be resumed from any folder."""
         return {OWN_OPTIONS: dict(self.own_options), WORKING_FOLDER: os.getcwd()}
 
     def _record_end(self, result: TrainingResult, tuned: Mapping[str, Any] | None) -> None:
-        """Note in the record what the run came to, and of a run that tunes, which epoch was exported."""
+        """Add the result to the record, and the exported epoch of a tuning run."""
         ending = {"best": result.best, "tuned": tuned, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
         self._add_to_record({"result": ending})
 
@@ -449,10 +449,12 @@ class TrainingRun:
     def _record(
         self, program: Program, described: DataDescription, course: Mapping[str, Any], session: Mapping[str, Any]
     ) -> None:
-        """Write into the folder the program, and what the run was started with."""
-        tokenizer = None if self.texts.tokenizer is None else self.texts.tokenizer.read_bytes()  # perhaps the one that is there
+        """Write the program and the options of the run into its folder."""
+        tokenizer = (
+            None if self.texts.tokenizer is None else self.texts.tokenizer.read_bytes()
+        )  # may be the file that is replaced
         beside = self._beside_tokenizer(described)
-        remove_results(self.folder)  # of the run that is overwritten: they would pass for this run's
+        remove_results(self.folder)  # results of the overwritten run would look like this run's
         if not self.is_tuning:
             remove_tuning(self.folder, self.model)
         program.save(self.folder / "program")
@@ -488,13 +490,13 @@ class TrainingRun:
         write_text(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
 
     def _beside_tokenizer(self, described: DataDescription) -> dict[str, str]:
-        """The files that the run keeps beside its tokenizer: those of special tokens and a chat template, of a causal model."""
+        """The files stored with the tokenizer of a causal model: special tokens and a chat template."""
         if self.texts.tokenizer is None or described.text is None or described.text.task != "causal":
             return {}
         return TokenizerSettings.beside(self.texts.tokenizer).with_template(self.texts.chat_template).files()
 
     def _results(self) -> list[str]:
-        """The files that this run writes into its folder where the command says so: a run that overwrites it removes them."""
+        """Requested result files inside the run folder, which an overwriting run removes."""
         asked = [self.watching.report, self.results.export, self.watching.tensorboard]
         for form in self._adapter_forms:
             file = self.folder / (form if form == PEFT else f"{form}.onnx")
@@ -505,9 +507,9 @@ class TrainingRun:
 
 
 def _of_stage(warning: Warning | str) -> str:
-    """What a stage does not take over of the one before, in few words where that is as it should be.
+    """A short note if a stage carries over all that it should from the previous one.
 
-    A stage with cached features has no state of the layers before them: these still are as the start model has them.
+    A stage with cached features has no state of the layers before them, which remain as in the start model.
     """
     if not isinstance(warning, CarryOverWarning) or warning.dropped or {*warning.fresh.values()} != {NOT_THERE}:
         return str(warning)

@@ -1,4 +1,4 @@
-"""One run of ``burnish finetune``: each of its stages is a run of ``burnish train``, in a folder of its own."""
+"""One run of ``burnish finetune``: each of its stages is a run of ``burnish train`` in its own folder."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from burnish.training.run_results import STAGES, TrainingResult
 from burnish.training.trained_model import open_model
 
 MIXES = ("mixup", "cutmix")
-"""Changes that the graph makes."""
+"""Changes made in the graph."""
 
 
 @dataclass
 class TuningRun(Run):
-    """A run in a folder, which is that of its last stage too.
+    """A run in a folder, which is also the folder of its last stage.
 
     Attributes:
-        context, data, pixels, texts, course, results, watching: of the command.
-        patience: of early stopping.
-        adapter_forms: in which adapters are written beside the tuned model.
-        going_on: the command line that goes on with the run.
-        trials: what was compiled of the stages when they were chosen; empty where the run goes on.
+        context, data, pixels, texts, course, results, watching: options of the command.
+        patience: patience of early stopping.
+        adapter_forms: forms in which adapters are also written.
+        going_on: command line that resumes the run.
+        trials: compiled trials of the stages; empty for a resumed run.
     """
 
     context: typer.Context
@@ -75,7 +75,7 @@ class TuningRun(Run):
         return None
 
     def begin(self, choices: Choices, planned: Plan, dataset: Dataset) -> None:
-        """Put the model with its head into the folder, and beside it what was chosen."""
+        """Write the model with its head and the choices into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_stages(self.folder)
         save_model(planned.transfer.model, self.folder / START)
@@ -86,9 +86,9 @@ class TuningRun(Run):
         self.trials = [None if trial is None else trial.read_from(self.folder / START) for trial in trials]
 
     def train(self, choices: Choices, number: int, quantized: Path | None, loss: losses.Loss) -> tuple[Path, TrainingResult]:
-        """Train a stage, from the state of the one before.
+        """Train a stage from the state of the previous one.
 
-        Of the stages in floating-point numbers the best epoch counts, whichever stage it is of.
+        Of the floating-point stages, the best epoch of any counts.
         """
         count, is_whole = len(choices.stages), choices.is_whole(number)
         places = [*(self.folder / STAGES / str(each) for each in range(1, count)), self.folder]
@@ -152,7 +152,7 @@ class TuningRun(Run):
         write_text(self.folder / ACCURACIES, json.dumps(figures, indent=1) + "\n")
 
     def _course(self, choices: Choices, number: int, earlier: Path | None) -> Course:
-        """The course of a stage: its part of the epochs, from the state of the one before, in an order of its own."""
+        """The course of a stage: its epochs, starting from the previous stage, in its own order."""
         stage, before = choices.stages[number], sum(stage.epochs for stage in choices.stages[:-1])
         grows = number + 1 == len(choices.stages) and not stage.quantized
         return replace(
@@ -164,7 +164,7 @@ class TuningRun(Run):
         )
 
     def _results(self, place: Path, is_last: bool) -> Results:
-        """Where a stage leaves what it comes to, and whether it goes on with what is there."""
+        """The results options of a stage; it resumes if its folder has checkpoints."""
         resumes = self.resumes and CheckpointFolder(place / "checkpoints").exists
         return replace(
             self.results,
@@ -177,14 +177,14 @@ class TuningRun(Run):
 
 
 def _unmixed(data: Data) -> Data:
-    """The options of data without MixUp and CutMix, which are part of the loss."""
+    """The data options without MixUp and CutMix, which are part of the loss."""
     parts = [] if data.augment is None else [part.strip() for part in data.augment.split(",")]
     rest = [part for part in parts if part.partition(":")[0] not in MIXES]
     return replace(data, augment=",".join(rest) or None)
 
 
 def _compilation_of(choices: Choices, number: int, loss: losses.Loss) -> Compilation:
-    """The options of ``burnish train`` that the choices for a stage come to."""
+    """The options of ``burnish train`` for a stage of the choices."""
     stage = choices.stages[number]
     steps = stage.epochs * -(-choices.samples // choices.batch_size)
     scaled = [f"{name}=lr_scale={group['lr_scale']}" for name, group in stage.groups.items() if group != "frozen"]
