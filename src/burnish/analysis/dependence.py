@@ -49,7 +49,7 @@ def why_no_gradient(graph: ir.Graph, value: ir.Value, targets: Collection[ir.Val
 
 
 class Obstacles:
-    """The operators between the values of a graph and its differentiated values that stop gradients.
+    """The operators that stop gradients between the values of a graph and the differentiated ones.
 
     Args:
         graph: the graph of the values; a value is also followed into the bodies of nodes that read it.

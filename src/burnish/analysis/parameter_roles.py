@@ -296,7 +296,6 @@ def _input_axes(meeting: _Meeting) -> tuple[int, ...]:
 
 
 def _summed_by(equation: str, operand: int, axes: Axes) -> Axes:
-    """Return the axes of an Einsum operand that are absent from the result."""
     terms, _, result = equation.replace(" ", "").partition("->")
     letters = terms.split(",")[operand] if operand >= 0 else ""
     if not result or len(letters) != len(axes) or not letters.isalpha():

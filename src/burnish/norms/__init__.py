@@ -1,4 +1,4 @@
-"""Training behaviour of batch normalization layers: policies, their requirements on a batch, and the next running statistics.
+"""Batch normalization layers in training: policies, their requirements on a batch, and the next running statistics.
 
 The mathematics of the layers is in ``burnish.operators.normalization``; ``burnish.modes`` puts a policy into a graph.
 ``burnish.surgery`` changes the layers of a model, for example by conversion.

@@ -1,4 +1,4 @@
-"""Normalization policies: the behaviour of each batch normalization layer during training, chosen by pattern.
+"""Normalization policies: the mode of each batch normalization layer during training, chosen by pattern.
 
 A policy is text, ``name`` or ``name:settings``, or an object of a class in this module; ``str(policy)`` is the text. Commas
 separate settings: ``ghost:32``, ``train:momentum=cumulative``, ``renorm:r_max=2,d_max=3``.
@@ -25,7 +25,7 @@ CUMULATIVE: Literal["cumulative"] = "cumulative"
 
 @dataclass(frozen=True)
 class NormPolicy(PlainSettings):
-    """The behaviour of a batch normalization layer in the training graph. Evaluation always uses the running statistics."""
+    """The mode of a batch normalization layer in the training graph. Evaluation always uses the running statistics."""
 
     name: ClassVar[str]
 

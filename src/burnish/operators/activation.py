@@ -293,7 +293,6 @@ def _chooses_rows(condition: Tensor, value: ir.Value, axis: int) -> bool:
 
 
 def lower_softmax_grad(op: Operation) -> Tensor:
-    """dx = y(dy - Σ dy·y), the sum along the axis."""
     dy, y = op.required(0), op.required(1)
     along = op.builder.integers([op.attribute("axis")])
     return (dy - op.builder.op("ReduceSum", dy * y, along, keepdims=1)) * y
@@ -311,7 +310,6 @@ def lower_log_softmax_grad(op: Operation) -> Tensor:
 
 
 def hardmax(op: Operation, dy: Tensor) -> None:
-    """No gradient: the derivative is zero wherever it exists."""
     return
 
 

@@ -122,7 +122,6 @@ def as_bias(allowed: Tensor, dtype: ir.DataType, excluded: float = -np.inf) -> T
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the sum of tensors; None if there are none."""
     result: Tensor | None = None
     for tensor in tensors:
         result = tensor if result is None else result + tensor

@@ -1,4 +1,4 @@
-"""Layouts: knowledge about the axes of a value; and the view that a rule for axes has of a node."""
+"""Layouts (knowledge about the axes of values), and the view that an axis rule has of a node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Untold(Exception):
 
 
 class Following(Protocol):
-    """The analysis that a node with bodies calls on them."""
+    """The interface of the analysis for rules of nodes with bodies."""
 
     def layout(self, value: ir.Value) -> Layout: ...
 

@@ -421,7 +421,7 @@ def scatter_slices(call: Call) -> Axes:
 
 
 def _where_told(call: Call, axes: Axes, put: Axes) -> Axes:
-    """Return the axes of the tensor that is written to, lost where the axes of the written values are lost."""
+    """Return the axes of the tensor that is written to; an axis is lost if the one of the written values is."""
     pairs = enumerate(zip(axes, put, strict=True))
     return tuple(call.lost(f"put {at}") if has(new, Kind.LOST) else axis for at, (axis, new) in pairs)
 

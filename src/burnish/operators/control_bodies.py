@@ -74,7 +74,6 @@ def finish_body(op: Operation, body: ir.Graph) -> None:
 
 
 def _is_inference(node: ir.Node) -> bool:
-    """True if a node is a Dropout that returns its operand unchanged."""
     if node.op_type != "Dropout":
         return False
     if len(node.inputs) < 3 or node.inputs[2] is None:
@@ -165,12 +164,12 @@ class Recursion:
     counted: Callable[[], Tensor]
 
     def inputs(self, body_inputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Return the states and the slices among the inputs of the body, or of a copy."""
+        """Return the states and the slices among the inputs of a body."""
         first = self.first[1]
         return list(body_inputs[first : first + self.states]), list(body_inputs[first + self.states :])
 
     def outputs(self, body_outputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Return the next states and the rows among the outputs of the body, or of a copy."""
+        """Return the next states and the rows among the outputs of a body."""
         first = self.first[2]
         return list(body_outputs[first : first + self.states]), list(body_outputs[first + self.states :][: len(self.rows)])
 
@@ -473,6 +472,5 @@ def _named(op: Operation, position: int, value: ir.Value) -> Tensor:
 
 
 def count_of(stack: Tensor, axis: int = 0) -> Tensor:
-    """Emit the extent of a tensor along an axis, an int64 scalar."""
     builder = stack.builder
     return builder.op("Gather", builder.op("Shape", stack), builder.constant(np.asarray(axis, np.int64)), axis=0)

@@ -57,7 +57,6 @@ class Convolution:
 
     @property
     def has_static_sizes(self) -> bool:
-        """True if all sizes except the batch are known."""
         return self.has_static_channels and None not in (*self.sizes, *self.out_sizes)
 
     @property
@@ -83,7 +82,6 @@ class Convolution:
 
 
 def known(sizes: Iterable[int | None]) -> list[int]:
-    """Return sizes without symbols as integers."""
     return [size for size in sizes if size is not None]
 
 

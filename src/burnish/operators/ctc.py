@@ -86,7 +86,6 @@ def lower_alignment_likelihood_grad(op: Operation) -> Tensor:
 
 
 def _log_sum(*terms: Tensor) -> Tensor:
-    """Emit ``log(sum(exp(terms)))``, elementwise."""
     builder = terms[0].builder
     largest = builder.op("Max", *terms)
     total = builder.op("Exp", terms[0] - largest)
@@ -96,14 +95,12 @@ def _log_sum(*terms: Tensor) -> Tensor:
 
 
 def _columns(tensor: Tensor, start: int, end: int | None) -> Tensor:
-    """Emit ``tensor[:, start:end]``."""
     builder = tensor.builder
     stop = builder.integers([2**62 if end is None else end])
     return builder.op("Slice", tensor, builder.integers([start]), stop, builder.integers([1]))
 
 
 def _is_first_column(tensor: Tensor) -> Tensor:
-    """Emit ``[L]``, true at 0."""
     builder = tensor.builder
     zero, one = builder.scalar(0, ir.DataType.INT64), builder.scalar(1, ir.DataType.INT64)
     extent = builder.op("Squeeze", builder.op("Shape", tensor, start=1, end=2), builder.integers([0]), shape=())

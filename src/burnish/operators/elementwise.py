@@ -152,7 +152,6 @@ def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
 
 
 def _is_power(node: ir.Node | None) -> bool:
-    """True if a node computes an even power, or a power of a size."""
     if node is None or node.op_type not in ("Mul", "Pow"):
         return False
     base, other = node.inputs[:2]

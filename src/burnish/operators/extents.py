@@ -19,7 +19,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """The dependence of a symbolic extent."""
+    """The dependence of a symbolic extent on the batch."""
 
     FIXED = "the same for every batch"
     SAMPLES = "the number of samples"
@@ -221,7 +221,7 @@ def _taken(left: deque[int | Factor], targets: list[Target]) -> list[Axis]:
 
 
 def _axis(left: deque[int | Factor], extent: Number) -> Axis | None:
-    """Take factors with product ``extent`` off the front; if there are none, return None and take nothing."""
+    """Take factors with product ``extent`` off the front, or nothing and return None."""
     rest = extent
     taken: list[int | Factor] = []
     pending = deque(left)

@@ -50,7 +50,7 @@ def negative_log_likelihood_loss(op: Operation, dy: Tensor) -> tuple[Tensor | No
 
 
 def _through_softmax(log_p: Tensor, d_log_p: Tensor, at_label: Tensor | None = None) -> Tensor:
-    """Emit ``d - p * (sum_c d - at_label)``, the cotangent of the scores."""
+    """Emit ``d - p * (sum_c d - at_label)``."""
     builder = log_p.builder
     total = builder.op("ReduceSum", d_log_p, builder.integers([CLASS_AXIS]), keepdims=1)
     if at_label is not None:

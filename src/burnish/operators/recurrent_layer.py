@@ -106,7 +106,6 @@ def refused(op: Operation, kind: Recurrence) -> GradientError:
 
 
 def is_recurrent(node: ir.Node) -> bool:
-    """True if a node is a recurrent layer of the standard."""
     return node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN")
 
 
@@ -253,7 +252,6 @@ def _of_sequences(state: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _zeros(x: Tensor, hidden: int) -> Tensor:
-    """Zeros [N, H] for frames [T, N, I]."""
     builder = x.builder
     value = ir.tensor(np.zeros(1, x.dtype.numpy()))
     shape = joined(builder, [extent(x, 1), builder.integers([hidden])])

@@ -43,7 +43,6 @@ def _over_same_axes(op: Operation, reduction: str, tensor: Tensor) -> Tensor:
 
 
 def _expanded(tensor: Tensor, like: Tensor) -> Tensor:
-    """Repeat ``tensor`` to the shape of ``like``."""
     builder = tensor.builder
     if like.shape is not None and all(isinstance(dimension, int) for dimension in like.shape.dims):
         return builder.op("Expand", tensor, builder.integers([int(str(dimension)) for dimension in like.shape.dims]), like=like)

@@ -89,11 +89,9 @@ class Operator:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its domain and name, as on a node."""
         return self.domain, self.name
 
     def is_of(self, node: ir.Node | None) -> bool:
-        """True if a node is of this operator."""
         return node is not None and node.op_type == self.name and node.domain == self.domain
 
 
@@ -171,7 +169,6 @@ def elementwise(node: ir.Node) -> Elementwise | None:
 
 
 def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
-    """Return the gradient rule of a node for an opset, or None."""
     record = find_record(node, opset)
     return None if record is None else record.gradient
 
@@ -183,7 +180,6 @@ def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
 
 
 def find_lowering(node: ir.Node) -> LoweringRule | None:
-    """Return the lowering of an operator outside the standard, or None."""
     record = find_record(node)
     return None if record is None else record.lowering
 
@@ -225,18 +221,15 @@ class Operation:
     def differentiate(
         self, builder: Builder, cotangents: Mapping[ir.Value, Tensor], wrt: Sequence[ir.Value]
     ) -> dict[ir.Value, Tensor | None]:
-        """Emit the reverse pass of a body at its end (``burnish.autodiff.differentiate``)."""
         assert self._differentiate is not None, "only a gradient rule differentiates"
         return self._differentiate(builder, cotangents, wrt)
 
     @property
     def input(self) -> Tensor:
-        """The first input."""
         return self.required(0)
 
     @property
     def output(self) -> Tensor:
-        """The first output."""
         return self.outputs[0]
 
     def required(self, index: int) -> Tensor:

@@ -80,7 +80,6 @@ class Operand:
 
     @property
     def samples(self) -> Batch:
-        """The position of samples, for an operand that has them."""
         assert self.batch is not None
         return self.batch
 
@@ -99,7 +98,6 @@ class Operand:
 
     @property
     def layout(self) -> Layout:
-        """Return its layout, the input of axis rules."""
         if self.sample_shape is None:
             return Layout(None, self.batch is None)
         name = self.value.name or ""
@@ -125,7 +123,6 @@ class Refused(Exception):
 
 
 def sample_shape(value: ir.Value) -> Shape | None:
-    """Return the shape of a value in the original model."""
     if value.shape is None:
         return None
     return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
@@ -186,7 +183,6 @@ class Opening:
             self.results[value] = Operand(value, sample_shape(value), batch)
 
     def operand(self, value: ir.Value) -> Operand:
-        """Return the replacement of a value of the model."""
         result = self.results.get(value)
         return Operand(value, sample_shape(value)) if result is None else result
 
@@ -230,7 +226,6 @@ class Opening:
 
     @property
     def count(self) -> ir.Value:
-        """The number of samples, as a vector of one."""
         if self._count is None:
             value, batch = self._first
             node = ir.node("Shape", [value], {"start": batch.axis, "end": batch.axis + 1})
@@ -242,7 +237,6 @@ class Opening:
         return self._count
 
     def extents(self, operand: Operand) -> list[Element]:
-        """Return the shape of an operand for one sample, computed if unknown."""
         return [
             extent if isinstance(extent, int) else self.extent(operand.value, operand.new_axis(axis))
             for axis, extent in enumerate(operand.shape)
@@ -253,7 +247,6 @@ class Opening:
         return self.emit("Shape", value, start=axis, end=axis + 1)
 
     def vector(self, parts: Sequence[Element]) -> ir.Value:
-        """Return a vector of known and computed integers."""
         values: list[ir.Value] = []
         numbers: list[int] = []
         for part in parts:
@@ -374,7 +367,6 @@ class Call:
 
     @property
     def present(self) -> list[Operand]:
-        """The operands that are not omitted."""
         return [operand for operand in self.operands if operand is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -414,14 +406,12 @@ class Call:
         return self.operand()
 
     def result_shape(self, index: int = 0) -> Shape:
-        """Return the shape of a result for one sample."""
         shape = sample_shape(self.node.outputs[index])
         if shape is None:
             raise Refused("has a result whose rank is not known")
         return shape
 
     def is_read(self, index: int) -> bool:
-        """True if there is a result of this number, and it is read."""
         return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
     def no_results_after(self, count: int) -> None:

@@ -237,7 +237,6 @@ def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
 
 
 def _first(start: int, step: int, size: int, taken: int) -> int:
-    """Return the lowest position that a slice takes along an axis of extent ``size``; 0 if it takes none."""
     if taken == 0:
         return 0
     start = start + size if start < 0 else start

@@ -58,7 +58,6 @@ def scan(
 
 
 def reversed_frames(tensor: Tensor) -> Tensor:
-    """Emit ``tensor[::-1]``."""
     builder = tensor.builder
     back = builder.integers([-1])
     return builder.op("Slice", tensor, back, builder.integers([-(2**62)]), builder.integers([0]), back, like=tensor)

@@ -1,4 +1,4 @@
-"""The layout of samples in the rows and columns of a random draw: workers draw by it what one process would."""
+"""The layout of samples in the rows and columns of a random draw, so that workers draw the same numbers as one process."""
 
 from __future__ import annotations
 

@@ -246,7 +246,6 @@ def numbered(analysis: Analysis, value: ir.Value) -> Numbered:
 
 
 def _problem(factors: Axis) -> str:
-    """Return why workers cannot separate their samples; empty if they can."""
     lost = next((factor for factor in factors if isinstance(factor, Factor) and factor.kind is Kind.LOST), None)
     if lost is not None:
         return lost.reason

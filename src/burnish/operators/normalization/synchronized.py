@@ -69,7 +69,6 @@ class Statistics:
 
 
 def halves(sums: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Emit the two halves of [2 C], [C] each."""
     builder = sums.builder
     extent, axis = builder.op("Shape", channels), builder.integers([0])
     first = builder.op("Slice", sums, builder.integers([0]), extent, axis, shape=channels.shape)
