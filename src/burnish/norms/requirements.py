@@ -43,6 +43,7 @@ class ExtentRule:
 
     @property
     def reason(self) -> str:
+        """The requirement of the layer and its cause, as a clause."""
         if self.maximum:
             return (
                 f"the teacher of the loss '{self.layer}' takes {self.maximum} at a time, and cannot be opened for more: "
@@ -60,6 +61,7 @@ class ExtentRule:
 
     @property
     def remedy(self) -> str:
+        """A remedy if the extent cannot change."""
         if self.maximum:
             return (
                 "export the teacher with an open batch, or compute its logits before (teacher_logits in the data, without a "
