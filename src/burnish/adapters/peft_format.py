@@ -1,7 +1,7 @@
-"""Adapters as Hugging Face's PEFT keeps them: ``adapter_model.safetensors`` and ``adapter_config.json`` in a folder.
+"""Hugging Face PEFT's format: ``adapter_model.safetensors`` and ``adapter_config.json`` in a folder.
 
-Source of names and layouts: ``peft`` 0.21, ``tuners/lora`` and ``tuners/ia3``, ``utils/save_and_load.py``. Files of pickled
-weights (``adapter_model.bin``) are not read.
+Source of names and layouts: ``peft`` 0.21, ``tuners/lora`` and ``tuners/ia3``, ``utils/save_and_load.py``. Pickled weights
+(``adapter_model.bin``) are not read.
 """
 
 from __future__ import annotations
@@ -30,64 +30,64 @@ from burnish.untrusted_files import UNREADABLE, read_json_file
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
 PARTS = {suffix: part for variant in VARIANTS.values() for suffix, part in variant.peft_parts.items()}
-"""What comes after the name of a module -> the part of an adapter."""
+"""Suffix of a module's name -> part of an adapter."""
 BASE = ".base_layer."
-"""What comes between a module that has an adapter and a parameter of its own: its bias, where that trains, or its weight."""
+"""Separator between an adapted module and its own parameter: a trained bias, or its weight."""
 FURTHER_PARTS = ("lora_", "ia3_", "trainable_tokens")
-"""What names of further parts of adapters have."""
+"""Markers of unsupported adapter parts."""
 CHANGES_OF_THE_BASE = ("pissa", "corda", "olora", "loftq")
-"""Ways to begin (``init_lora_weights``) in which PEFT changes the weights beside the adapters too, whenever it loads them."""
+"""Initializations (``init_lora_weights``) for which PEFT also changes the base weights on loading."""
 OTHER_PRODUCTS = (
     *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
     *("layer_replication", "target_parameters"),
 )
-"""Settings with which what PEFT computes is no ``x W + s (x A) B``, or not for each row of x, or beside other weights."""
+"""Settings with which PEFT computes something other than ``x W + s (x A) B`` for every row of x."""
 LARGEST_CONFIGURATION = 1 << 20
 MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""The path of a module in PyTorch."""
+"""Path of a PyTorch module."""
 
 
 Names = Mapping[str, str] | Callable[[str], str] | None
-"""What layers and initializers of a model are called in PyTorch: None, as in the model."""
+"""PyTorch names of layers and initializers; None if they are the same as in the model."""
 
 
 def called(name: str, names: Names) -> str:
-    """Return what a layer or initializer is called in PyTorch."""
+    """Return the PyTorch name of a layer or initializer."""
     if names is None:
         return name
     return names.get(name, name) if isinstance(names, Mapping) else names(name)
 
 
 def _module(adapter: Adapter, names: Names) -> str:
-    """What the layer of an adapter is called in PyTorch; of a file of ONNX Runtime's builder as Hugging Face calls it."""
+    """Return the PyTorch module of an adapter's layer; for files of ONNX Runtime's builder in Hugging Face's names."""
     is_built = names is None and ".MatMul." in adapter.weight
     return name_in_hugging_face(adapter.layer) if is_built else called(adapter.layer, names)
 
 
 def _parameter(adapters: Adapters, name: str, names: Names) -> str:
-    """What an initializer that is trained beside adapters is called in PyTorch."""
+    """Return the PyTorch name of an initializer that is trained with the adapters."""
     found = called(name, names)
     return called(adapters.names[name], names) if found == name and name in adapters.names else found
 
 
 QUICK_PATTERN = re.compile(r"[\w.^$\\|*()-]+")
 MOST_STARS = 3
-"""A file from elsewhere may hold any regular expression, and some take ages."""
+"""Limit on regular expressions in untrusted files, since some take exponential time."""
 
 
 @dataclass(frozen=True)
 class PeftAdapters:
-    """What a folder of PEFT holds.
+    """Contents of a PEFT folder.
 
     Attributes:
         variant: ``lora``, ``dora`` or ``ia3``.
-        modules: the arrays of each adapted module, part -> array in PEFT's layout.
-        others: parameters that were trained beside the adapters, by their names in the model, laid out as PyTorch has them.
-        dropout, rslora: as ``burnish.surgery.lora`` takes them.
-        feedforward: the modules whose inputs an ia3 scales.
-        alphas: of each module; none for ia3.
-        tables: the modules that are embeddings.
-        bases: the weights beside which adapters stand, of modules that the file holds whole; they do not train.
+        modules: arrays of each adapted module, part -> array in PEFT's layout.
+        others: other trained parameters by name in the PyTorch model, in its layout.
+        dropout, rslora: see ``burnish.surgery.lora``.
+        feedforward: modules whose inputs ia3 scales.
+        alphas: alpha of each module; empty for ia3.
+        tables: modules that are embeddings.
+        bases: base weights of adapted modules, if the file has them; they are not trained.
     """
 
     variant: str
@@ -102,26 +102,25 @@ class PeftAdapters:
 
 
 def alpha_of(settings: Mapping[str, Any], module: str, default: float) -> float:
-    """Return the alpha that settings of PEFT, whose patterns ``check_alphas`` has checked, give a module."""
+    """Return a module's alpha from PEFT settings, after ``check_alphas``."""
     patterns = settings.get("alpha_pattern") or {}
     own = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
     return float(next(own, settings.get("lora_alpha", default)))
 
 
 def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
-    """Write the adapters of a model into a folder that ``peft.PeftModel.from_pretrained`` reads.
+    """Write the adapters of a model into a folder for ``peft.PeftModel.from_pretrained``.
 
     Args:
-        model: with adapters as initializers, and its metadata naming them.
-        folder: made where it is not there; files of these names in it are replaced.
-        names: layer -> PyTorch module, or a function of the one that gives the other, where they are called otherwise; also for
-            initializers that were trained beside the adapters, and what they are called in PyTorch.
+        model: model with adapters as initializers, named in its metadata.
+        folder: folder to write, created if missing; existing files are replaced.
+        names: layer -> PyTorch module, or a function, if names differ; also for other trained initializers.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigurationError: adapters that PEFT cannot have, or a layer whose name is no module's.
+        ConfigurationError: PEFT does not support the adapters, or a layer has no module name.
         CheckpointError: a file cannot be written.
     """
     check_names(model.metadata_props, names)
@@ -162,14 +161,14 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
 
 
 def read_peft(folder: str | Path) -> PeftAdapters:
-    """Read a folder of PEFT.
+    """Read a PEFT folder.
 
     Args:
-        folder: the one, or its file of weights.
+        folder: the folder.
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        ConfigurationError: adapters of another kind than LoRA, DoRA and (IA)³, or with parts that burnish does not have.
+        ConfigurationError: adapters other than LoRA, DoRA and (IA)³, or with unsupported parts.
     """
     folder = Path(folder)
     configuration = _read_configuration(folder / CONFIGURATION)
@@ -241,7 +240,7 @@ def _kind_of(folder: Path, configuration: Mapping[str, Any]) -> str:
     """Return ``LORA`` or ``IA3``.
 
     Raises:
-        ConfigurationError: adapters of another kind, or that compute something else with arrays of the same names.
+        ConfigurationError: another kind of adapter, or settings that change its computation.
     """
     kind = configuration.get("peft_type")
     if kind not in {variant.peft_type for variant in VARIANTS.values()}:
@@ -271,16 +270,17 @@ def in_layout_of_peft(adapter: Adapter, part: str, array: np.ndarray) -> np.ndar
 
 
 def from_layout_of_peft(operator: str, part: str, array: np.ndarray) -> np.ndarray:
-    """Return a parameter of a node of an operator in burnish's layout."""
+    """Return a parameter from PEFT's layout in burnish's."""
     if part in ("magnitude", "scale"):
         return array.reshape(-1)
     return array if operator == "Conv" else np.ascontiguousarray(array.T)
 
 
 def is_turned(value: ir.Value) -> bool:
-    """Whether an initializer is a matrix [inputs, outputs], as a product reads it; PyTorch's ``Linear`` has [outputs, inputs].
+    """True if an initializer is a matrix [inputs, outputs] for a product; PyTorch's ``Linear`` has [outputs, inputs].
 
-    A product that reads the weight of its own module so is none: the module has this layout, as ``Conv1D`` of GPT-2.
+    It is False if the exporter's metadata names the weight as that of the product's own module, which then has this layout in
+    PyTorch, too (such as ``Conv1D`` of GPT-2).
     """
 
     def reads_turned(node: ir.Node, place: int) -> bool:
@@ -292,7 +292,7 @@ def is_turned(value: ir.Value) -> bool:
 
 
 def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
-    """Raise ConfigurationError where PEFT has no adapters as a model's metadata lists them, or no modules of these names."""
+    """Raise ConfigurationError if PEFT does not support a model's adapters, or a name is not a PyTorch module's."""
     adapters = read_adapters(metadata)
     layers: dict[str, str] = {}
     for adapter in adapters.adapters:
@@ -321,7 +321,7 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
 
 
 def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
-    """Raise ConfigurationError where PEFT has no adapter of such a convolution."""
+    """Raise ConfigurationError if PEFT does not support adapters of a convolution."""
     product = next(value for node in model.graph.all_nodes() for value in node.outputs if value.name == adapter.product)
     node = product.producer()
     if node is None or adapter.operator != "Conv" or not VARIANTS[adapter.variant].has_rank:
@@ -337,7 +337,6 @@ def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
 
 
 def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str], bias: str) -> dict[str, Any]:
-    """Return ``adapter_config.json`` of adapters."""
     variants = {adapter.variant for adapter in modules.values()}
     shared = {(adapter.dropout, adapter.rslora) for adapter in modules.values()}
     if len(variants) > 1 or len(shared) > 1:
@@ -380,7 +379,7 @@ def _whole(number: float) -> int | float:
 
 
 def check_alphas(settings: Mapping[str, Any]) -> None:
-    """Raise for alphas that are no numbers, and for patterns that are no regular expressions or could take long to match."""
+    """Raise an error for non-finite alphas, and for patterns that are not regular expressions or could be slow."""
     patterns = dict(settings.get("alpha_pattern") or {})
     for alpha in (settings.get("lora_alpha") or 0, *patterns.values()):
         if not math.isfinite(float(alpha)):
@@ -413,6 +412,6 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def _matching(modules: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that are of one of the names, or end in one, as PEFT matches them."""
+    """Return the modules that equal or end in one of the names, by PEFT's rule."""
     wanted = tuple(names)
     return tuple(module for module in modules if any(module == name or module.endswith(f".{name}") for name in wanted))

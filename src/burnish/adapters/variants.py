@@ -1,7 +1,7 @@
-"""An adapter, and the variants there are: LoRA, DoRA and (IA)³.
+"""The adapter of a node, and its variants: LoRA, DoRA and (IA)³.
 
-The class of a variant says what it computes, what it begins with, how it merges and what PEFT calls it. A further variant is
-a class here and an entry of ``VARIANTS``.
+A variant's class defines computation, initialization, merging and PEFT names. To add one, add a class and an entry of
+``VARIANTS``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 CONVOLVED = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-"""The attributes of a Conv that the first product of its adapter shares."""
+"""Conv attributes that an adapter's first product shares."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Adapter:
     """An adapter of one node.
 
     Attributes:
-        layer: the layer that it adapts, called as the module that its weight belongs to.
+        layer: name of the adapted layer: the module of its weight.
         operator: ``MatMul``, ``Gemm``, ``Conv`` or ``Gather``.
         variant: ``lora``, ``dora`` or ``ia3``.
-        weight: the name of the initializer that holds the weight, or the integers of it.
-        product: the name of the output of the node.
-        base_output: that of what the adapter changes: the product, or the sum of product and bias.
-        output: that of what stands in its place.
+        weight: initializer of the weight, or of its integers.
+        product: name of the node's output.
+        base_output: name of the value that the adapter changes: the product, or its sum with the bias.
+        output: name of the value that replaces it.
         parameters: part -> initializer: ``A`` and ``B``, for dora also ``magnitude``; ``scale`` for ia3. A is [inputs, rank], for
             Conv [rank, inputs / groups, *kernel]; B is [rank, outputs], for Conv [outputs, rank / groups, 1, ...]; magnitude is
             [outputs]; scale is [outputs], or [inputs] with ``feedforward``.
-        rank, alpha, rslora: B counts ``alpha / rank`` times, or ``alpha / √rank`` with rslora.
-        dropout: the share of inputs that training drops before A.
-        feedforward: whether an ia3 scales what the node reads.
-        spatial: how many axes the kernel of a Conv has; else 0.
+        rank, alpha, rslora: B is scaled by ``alpha / rank``, or ``alpha / √rank`` with rslora.
+        dropout: dropout rate of the inputs of A.
+        feedforward: True if ia3 scales the node's input.
+        spatial: number of kernel axes of a Conv; else 0.
     """
 
     layer: str
@@ -64,7 +64,7 @@ class Adapter:
 
     @property
     def scaling(self) -> float:
-        """What B is multiplied by."""
+        """Factor of B."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank) if self.rank else 1.0
 
 
@@ -72,11 +72,11 @@ class Lora:
     """LoRA (Hu et al. 2021): ``y + s (x A) B``.
 
     Attributes:
-        name: as ``lora(variant=)`` takes it.
-        parts: of an adapter: each has a parameter of its own.
-        has_rank: whether it has a rank, an alpha and dropout; else it has a scale, which ``feedforward`` moves to the input.
-        peft_type, peft_flags: the settings of PEFT that mean this variant.
-        peft_parts: what PEFT writes after the name of a module -> part.
+        name: value of ``lora(variant=)``.
+        parts: names of the parameters.
+        has_rank: True if it has rank, alpha and dropout; else it has a scale, which ``feedforward`` moves to the input.
+        peft_type, peft_flags: PEFT settings of this variant.
+        peft_parts: PEFT's suffix of a module -> part.
     """
 
     name: ClassVar[str] = "lora"
@@ -92,7 +92,7 @@ class Lora:
     }
 
     def check_layer(self, layer: Layer, rank: int) -> None:
-        """Raise ConfigurationError for a layer that cannot have it."""
+        """Raise ConfigurationError if a layer does not support the variant."""
         if layer.groups > 1 and rank % layer.groups:
             raise ConfigurationError(
                 f"lora: rank={rank} does not fit {describe_node(layer.node)}, '{layer.name}', which has {layer.groups} groups, "
@@ -100,7 +100,7 @@ class Lora:
             )
 
     def initial(self, layer: Layer, rank: int, feedforward: bool, generator: np.random.Generator, opset: int) -> Arrays:
-        """Return the first parameters, part -> array."""
+        """Return the initial parameters, part -> array."""
         if layer.node.op_type == "Conv":
             a_shape: tuple[int, ...] = (rank, layer.inputs // layer.groups, *layer.kernel)
             b_shape: tuple[int, ...] = (layer.outputs, rank // layer.groups, *(1 for _ in layer.kernel))
@@ -112,27 +112,27 @@ class Lora:
         return {"A": generator.uniform(-limit, limit, a_shape), "B": np.zeros(b_shape)}
 
     def emit(self, builder: Builder, adapter: Adapter, layer: Layer, base: ir.Value, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Emit what replaces the output of a layer.
+        """Emit the replacement of a layer's output.
 
         Args:
             builder: emits after the layer.
             adapter: the adapter.
             layer: its layer.
-            base: the output of the layer, with its bias.
-            parameters: by part.
+            base: the layer's output, with its bias.
+            parameters: parameters by part.
         """
         added, *_ = self._added(builder, adapter, layer, parameters)
         return builder.tensor(base) + added
 
     def merged(self, adapter: Adapter, arrays: Arrays, weight: np.ndarray, node: ir.Node) -> np.ndarray:
-        """Return the weight [float64] that computes what a weight [float64] and its adapter do."""
+        """Return the merged weight [float64] of a weight [float64] and its adapter."""
         factor = _factor(node)
         return (weight * factor + _product(adapter, arrays, node, weight.shape)) / factor
 
     def _added(
         self, builder: Builder, adapter: Adapter, layer: Layer, parameters: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``s (x A) B``, ``s B``, and the input after dropout if there is dropout."""
+        """Return ``s (x A) B``, ``s B``, and the input after dropout (None without dropout)."""
         read = layer.node.inputs[1 if layer.node.op_type == "Gather" else 0]
         assert read is not None
         x = builder.tensor(read)
@@ -153,7 +153,7 @@ class Lora:
 
 
 class Dora(Lora):
-    """DoRA (Liu et al. 2024): LoRA with the columns of ``W + s A B`` brought to lengths of their own, ``magnitude``."""
+    """DoRA (Liu et al. 2024): LoRA with the columns of ``W + s A B`` scaled to the lengths ``magnitude``."""
 
     name = "dora"
     parts = (*Lora.parts, "magnitude")
@@ -183,7 +183,7 @@ class Dora(Lora):
         added, b, dropped = self._added(builder, adapter, layer, parameters)
         factor = self._magnitude_factor(builder, layer, parameters["magnitude"], parameters["A"], b)
         if dropped is not None:
-            # Dropout has transposed its input already, and the bias is in y.
+            # The input of Dropout is transposed already, and y has the bias.
             attributes = {name: one.value for name, one in layer.node.attributes.items() if name not in ("transA", "beta")}
             kept = builder.op(layer.node.op_type, dropped, builder.tensor(layer.weight), **attributes)
             return y + ((factor - 1.0) * kept + factor * added)
@@ -197,7 +197,7 @@ class Dora(Lora):
         return whole * _along(factors, node, weight, axis, False) / factor
 
     def _magnitude_factor(self, builder: Builder, layer: Layer, magnitude: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """``magnitude / |W + s A B|``; the lengths count as constants in the backward pass."""
+        """Return ``magnitude / |W + s A B|``, with the lengths as constants in the backward pass."""
         weight = builder.tensor(layer.weight)
         if layer.factor != 1:
             weight = weight * layer.factor
@@ -227,7 +227,7 @@ class Ia3:
     peft_parts: ClassVar[Mapping[str, str]] = {"ia3_l": "scale"}
 
     def check_layer(self, layer: Layer, rank: int) -> None:
-        """Every layer can have it."""
+        """Accept every layer."""
 
     def initial(self, layer: Layer, rank: int, feedforward: bool, generator: np.random.Generator, opset: int) -> Arrays:
         return {"scale": np.ones(layer.inputs if feedforward else layer.outputs)}
@@ -244,7 +244,7 @@ VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in (Lora(),
 
 
 def scaled_axis(builder: Builder, scale: Tensor, layer: Layer, of_inputs: bool) -> Tensor:
-    """Return a vector over inputs or outputs in a shape that broadcasts to what a layer reads or gives."""
+    """Return a vector over inputs or outputs in a shape that broadcasts to a layer's input or output."""
     if layer.node.op_type == "Conv":
         return builder.op("Unsqueeze", scale, builder.integers(range(1, 1 + len(layer.kernel))))
     if of_inputs and attribute_value(layer.node, "transA", 0):
@@ -253,24 +253,24 @@ def scaled_axis(builder: Builder, scale: Tensor, layer: Layer, of_inputs: bool) 
 
 
 def name_in_peft(variant: Variant, part: str, operator: str) -> str:
-    """Return what PEFT writes after the name of a module for a part; an embedding (``Gather``) has names of its own."""
+    """Return PEFT's suffix for a part, which is different for embeddings (``Gather``)."""
     of_table = operator == "Gather"
     names = [name for name, own in variant.peft_parts.items() if own == part]
     return next((name for name in names if ("embedding" in name) == of_table), names[0])
 
 
 def lengths(weight: np.ndarray, axis: int) -> np.ndarray:
-    """Return the Euclidean length of a weight for each place along an axis."""
+    """Return the Euclidean length of a weight for each index along an axis."""
     return np.sqrt(np.sum(weight * weight, axis=tuple(other for other in range(weight.ndim) if other != axis)))
 
 
 def _factor(node: ir.Node) -> float:
-    """The factor by which a Gemm multiplies its product; else 1."""
+    """Return alpha of a Gemm; else 1."""
     return float(attribute_value(node, "alpha", 1.0)) if node.op_type == "Gemm" else 1.0
 
 
 def _product(adapter: Adapter, arrays: Arrays, node: ir.Node, shape: Sequence[int]) -> np.ndarray:
-    """``s A B`` in the layout of a node's weight, in float64."""
+    """Return ``s A B`` in the layout of a node's weight, in float64."""
     a, b = (arrays[part].astype(np.float64) for part in "AB")
     if adapter.operator != "Conv":
         delta = a @ b
@@ -281,7 +281,7 @@ def _product(adapter: Adapter, arrays: Arrays, node: ir.Node, shape: Sequence[in
 
 
 def _along(scale: np.ndarray, node: ir.Node, weight: np.ndarray, axis: int, of_inputs: bool) -> np.ndarray:
-    """A vector over outputs or inputs in a shape that broadcasts to a weight; a Conv's outputs read the inputs of their group."""
+    """Return a vector over outputs or inputs in a shape that broadcasts to a weight, with the groups of a Conv."""
     if of_inputs and node.op_type == "Conv":
         groups = int(attribute_value(node, "group", 1))
         by_output = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
@@ -291,7 +291,7 @@ def _along(scale: np.ndarray, node: ir.Node, weight: np.ndarray, axis: int, of_i
 
 
 def _bias(builder: Builder, layer: Layer) -> Tensor | None:
-    """The bias that a layer's node adds, as it adds it."""
+    """Return the bias in a layer's node, broadcastable and scaled by beta."""
     node = layer.node
     value = node.inputs[2] if node.op_type in ("Gemm", "Conv") and len(node.inputs) > 2 else None
     if value is None:

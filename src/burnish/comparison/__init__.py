@@ -1,7 +1,6 @@
-"""Engines side by side: the same steps on several, how far they are apart, and at which node of the model that begins; and the
-gradients of a program beside central differences.
+"""Comparison of engines over the same steps, down to the first differing node, and of gradients with central differences.
 
-How an engine runs a graph is in ``burnish.engines``. How long one takes is not measured here, but in ``benchmarks/``.
+``burnish.engines`` runs graphs; ``benchmarks/`` measures speed.
 """
 
 from burnish.comparison.differences import TensorCheck

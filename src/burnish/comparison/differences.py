@@ -1,8 +1,8 @@
-"""Central differences of a function of arrays, beside the gradient that somebody says it has.
+"""Central differences of a function of arrays, to check its gradient.
 
-A derivative is judged along directions: one of random signs over the whole array, and single elements of it. The step is made
-smaller where the two do not agree, as a kink may lie within it; where the one-sided differences stay apart, the point itself is a
-kink, which has no derivative to judge by.
+Derivatives are checked along directions: one of random signs, and single elements. If a derivative and its estimate differ,
+smaller steps are tried, since a kink may lie within the step. If one-sided differences still disagree, the point itself is a kink
+without a derivative.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import numpy as np
 from burnish.engines import Arrays
 
 STEPS = (1e-5, 1e-4, 1e-6, 1e-7)
-"""How far an element moves, of the size of those around it."""
+"""Step sizes, relative to the size of elements."""
 DEFAULT_RTOL = 1e-6
 DEFAULT_PROBES = 4
 ROUNDING = 1e-15
 SETTLING = 2.0
-"""How many times the distance of the last two estimates a derivative may be from the last."""
+"""Allowed error of a derivative, in multiples of the distance between the last two estimates."""
 NOISE = 16.0
-"""By how many times the answer to a rounding of all that it reads a difference of the function may be off."""
+"""Error of a difference of the function, in multiples of its response to rounding of its inputs."""
 
 
 @dataclass
 class TensorCheck:
-    """What was found of the gradient of one array.
+    """The check of one array's gradient.
 
     Attributes:
-        name: of the array.
-        shape: of the array.
-        probes: how many directions were judged.
-        kinks: how many more could not be judged: the function has no derivative there.
-        error: the worst difference, relative to the gradient.
-        agrees: whether every direction is within tolerance.
-        is_zero: whether the gradient is zero throughout.
+        name: name of the array.
+        shape: shape of the array.
+        probes: number of directions checked.
+        kinks: number of further directions without a derivative.
+        error: the largest difference, relative to the gradient.
+        agrees: True if all directions are within tolerance.
+        is_zero: True if the gradient is zero everywhere.
     """
 
     name: str
@@ -51,13 +51,13 @@ class TensorCheck:
 
 @dataclass
 class Differences:
-    """A function at a point, and what its differences are there.
+    """A function at a point, with its differences.
 
     Args:
-        function: of the arrays of ``point`` to a number, in float64.
-        point: the arrays, those that are not differentiated by among them.
-        rtol: how far a gradient may be from the differences, relative to its size.
-        seed: of the directions.
+        function: function of the arrays of ``point`` to a number, in float64.
+        point: the arrays, also those without a gradient.
+        rtol: tolerance relative to the gradient's size.
+        seed: seed of the directions.
     """
 
     function: Callable[[Mapping[str, np.ndarray]], float]
@@ -76,7 +76,7 @@ class Differences:
 
     @cached_property
     def rounding(self) -> float:
-        """How far the function moves where everything that it reads moves by a rounding: no difference can be finer."""
+        """Change of the function if all its inputs change by rounding: the resolution of differences."""
         moved = []
         for _ in range(2):
             arrays = {
@@ -92,9 +92,9 @@ class Differences:
         """Compare a gradient with differences.
 
         Args:
-            name: of the array that it is the gradient of.
-            gradient: what is judged.
-            probes: along how many directions; all elements of an array that has no more than that.
+            name: array of the gradient.
+            gradient: the gradient.
+            probes: number of directions; small arrays are checked at all elements.
         """
         array = self.point[name]
         check = TensorCheck(name, array.shape, is_zero=not np.any(gradient))
@@ -111,12 +111,12 @@ class Differences:
         return check
 
     def _directions(self, gradient: np.ndarray, probes: int) -> Iterator[tuple[np.ndarray, float]]:
-        """Give directions, and what an error along each is relative to."""
+        """Yield directions, and the scale of errors along each."""
         largest = float(np.max(np.abs(gradient), initial=0.0))
         elements = np.arange(gradient.size)
         if gradient.size > probes:
             yield self._generator.choice((-1.0, 1.0), gradient.shape), float(np.linalg.norm(gradient))
-            # The largest elements say most, and a few at random what those hide.
+            # The largest elements, and some random ones, since large ones can hide errors of the others.
             order = np.argsort(-np.abs(gradient), axis=None)
             few = max(probes - 1, 0)
             elements = np.concatenate([order[: few // 2], self._generator.choice(order, few - few // 2, replace=False)])
@@ -128,7 +128,7 @@ class Differences:
     def _derivative(
         self, name: str, direction: np.ndarray, derivative: float, scale: float, size: float
     ) -> tuple[float, bool] | None:
-        """Return the error of a derivative, and whether it is within tolerance; None at a kink."""
+        """Return the error of a derivative, and True if it is within tolerance; None at a kink."""
         estimates, errors = [], []
         for step in STEPS:
             distance = step * size
@@ -136,7 +136,7 @@ class Differences:
                 self.function({**self.point, name: self.point[name] + sign * distance * direction}) for sign in (1, -1)
             )
             estimates.append((upper - lower) / (2 * distance))
-            # Of what is zero but for rounding, the rounding is the measure.
+            # For derivatives that are zero up to rounding, the rounding sets the scale.
             measure = max(abs(estimates[-1]), abs(derivative), scale, NOISE * self.rounding / distance / self.rtol)
             error = abs(estimates[-1] - derivative) / measure if measure else 0.0
             errors.append(error if np.isfinite(error) else np.inf)
@@ -144,12 +144,12 @@ class Differences:
                 return errors[-1], True
         if self._is_kink(name, direction, scale, size):
             return None
-        # Kinks within the steps, as many activations have them, are told by estimates that do not settle.
+        # Estimates that do not settle reveal kinks within the steps, as in many activations.
         unsettled = SETTLING * abs(estimates[-1] - estimates[-2])
         return min(errors), bool(abs(estimates[-1] - derivative) <= unsettled)
 
     def _is_kink(self, name: str, direction: np.ndarray, scale: float, size: float) -> bool:
-        """Whether the differences to both sides stay apart as the step gets smaller."""
+        """True if the one-sided differences stay apart for smaller steps."""
         gaps = []
         for step in (1e-5, 1e-6, 1e-7):
             distance = step * size

@@ -1,4 +1,4 @@
-"""The same steps of a program on several engines: what they compute, how far they are apart, and where that begins."""
+"""Comparison of engines over the same steps of a program, with the node where they start to differ."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0
-"""By how much a difference that only rounding explains may grow before it is looked into again."""
+"""Growth of a difference explained by rounding before it is examined again."""
 
 
 @dataclass
 class TensorComparison:
-    """One tensor on one engine, beside the first engine.
+    """Comparison of one tensor with the first engine.
 
     Attributes:
         name: ``loss`` or a metric, ``grad:<parameter>``, or a state entry.
         kind: ``figure``, ``gradient`` or ``state``.
         dtype: its element type.
-        tolerance: the relative difference that it may have.
-        worst: its largest difference in any step.
-        step: the step of that, from 0.
-        agrees: it stayed within tolerance, or went beyond it by rounding alone (``by_rounding``).
-        by_rounding: it went beyond tolerance, and every node, run alone on the same inputs, agrees.
+        tolerance: allowed relative difference.
+        worst: largest difference in any step.
+        step: step of that difference, from 0.
+        agrees: True if it is within tolerance, or exceeds it only by rounding (``by_rounding``).
+        by_rounding: True if it exceeds tolerance, but every node alone agrees on the same inputs.
     """
 
     name: str
@@ -54,16 +54,16 @@ class TensorComparison:
 
 @dataclass
 class EngineReport:
-    """One engine beside the first.
+    """Comparison of one engine with the first.
 
     Attributes:
         engine: its name.
-        tensors: every figure, gradient and state entry, by name.
-        first_step: the first step in which something differs; None where all agrees.
-        differing: what differs in that step.
-        fault: the node that it begins at; None where all agrees, or no single node was found.
-        grown: the first node whose value differs by rounding that grew, where nothing worse was found.
-        drifted: nothing is at fault in that step; it was run from states that had drifted apart before (``own_state``).
+        tensors: all figures, gradients and state entries, by name.
+        first_step: first step with a difference, or None.
+        differing: names of the differing tensors in that step.
+        fault: the node where the difference starts; None if there is none or it was not found.
+        grown: first node with a difference by growing rounding, if nothing worse was found.
+        drifted: True if no node is at fault, and the states had drifted apart before (``own_state``).
     """
 
     engine: str
@@ -81,13 +81,13 @@ class EngineReport:
 
 @dataclass
 class Comparison:
-    """What ``compare_engines`` found.
+    """The result of ``compare_engines``.
 
     Attributes:
         engines: their names; the others are compared with the first.
-        losses: for every step, the loss by engine; NaN where an engine found no finite one.
+        losses: for every step, the loss by engine; NaN if it is not finite.
         reports: one for every engine but the first.
-        errors: engine -> tensor -> the largest relative error against float64 in any step; empty unless it was asked for.
+        errors: engine -> tensor -> largest relative error against float64 in any step; empty unless requested.
     """
 
     engines: list[str]
@@ -100,14 +100,14 @@ class Comparison:
         return all(report.agrees for report in self.reports)
 
     def message(self) -> str:
-        """Return in words whether the engines agree; where not, the first node at fault of every engine."""
+        """Return the result in words, with the first node at fault of each engine."""
         if self.agrees:
             count = len(self.losses)
             return f"{' and '.join(self.engines)} agree over {count} step{'' if count == 1 else 's'}"
         return ". ".join(_verdict(self.engines[0], report) for report in self.reports if not report.agrees)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON-compatible values; NaN and infinities as text."""
+        """Return the result as JSON-compatible values; NaN and infinities as text."""
         values = {"agrees": self.agrees, "message": self.message(), **asdict(self)}
         for entry, report in zip(values["reports"], self.reports, strict=True):
             entry["agrees"] = report.agrees
@@ -130,28 +130,28 @@ def compare_engines(
     own_state: bool = False,
     threads: int | None = None,
 ) -> Comparison:
-    """Run the same steps of a program on several engines, and compare losses, metrics, gradients and state with the first's.
+    """Run the same steps on several engines, and compare losses, metrics, gradients and state with the first engine.
 
-    Each step starts on every engine from the first engine's state, so that differences do not add up and each step is judged by
-    itself. What goes beyond tolerance is followed to the node where it begins (``burnish.comparison.fault_location``).
+    All engines start each step from the first engine's state, so differences do not accumulate. Differences beyond tolerance are
+    traced to the node where they start (``burnish.comparison.fault_location``).
 
     Args:
-        program: what to run.
-        engines: two or more names or Engine objects; the first is what the others are compared with.
-        batches: batches as ``Session.step`` takes them; None are random ones of 4 samples, a function of ``seed``.
-        steps: how many; fewer where there are no more batches.
-        seed: of the initial state, and of random batches.
+        program: program to run.
+        engines: two or more names or Engine objects; the others are compared with the first.
+        batches: batches for ``Session.step``; random ones of 4 samples by default.
+        steps: most steps; fewer if the batches end.
+        seed: seed of the initial state and random batches.
         rtol, atol: tolerances; see ``Tolerance``.
-        against_float64: also compute every step in float64 on the reference engine, and report each engine's error.
-        own_state: let every engine go on from its own state instead: how far the runs drift apart.
-        threads: threads of each engine; None is the engine's choice.
+        against_float64: True to also run every step in float64 on the reference engine, and report each engine's error.
+        own_state: True to let engines continue from their own state, to see how they drift apart.
+        threads: threads per engine; the engine's choice by default.
 
     Raises:
-        ConfigurationError: fewer than two engines, a count of steps below 1, a tolerance that is negative, no batch, or a step
-            past the end of the program's schedule.
+        ConfigurationError: there are fewer than two engines, no steps or no batch, a tolerance is negative, or a step exceeds the
+            program's schedule.
         InputError: a batch does not fit the program.
-        NonFiniteLossError: the first engine finds a loss that is NaN or infinite.
-        EngineError: an engine is not there, or cannot run the program.
+        NonFiniteLossError: the first engine's loss is NaN or infinite.
+        EngineError: an engine is missing or cannot run the program.
     """
     if len(engines) < 2:
         raise ConfigurationError("engines: give two or more to compare, such as onnxruntime and reference")
@@ -167,7 +167,7 @@ def compare_engines(
 
 
 class _Run:
-    """The engines, each with the program open on it, and what was found so far."""
+    """The engines with the open program, and the results so far."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class _Run:
         return float(results[entry.name])
 
     def _compare(self, name: str, number: int, results: Mapping[str, Arrays]) -> list[str]:
-        """Note the differences of a step; return what is beyond tolerance and not explained yet."""
+        """Record the differences of a step; return the unexplained ones beyond tolerance."""
         tolerance, tensors = self.locator.tolerance, self.reports[name].tensors
         unexplained = []
         for tensor, actual in results[name].items():
@@ -272,7 +272,7 @@ class _Run:
         return TensorComparison(tensor, kind, dtype.name, self.locator.tolerance.relative(dtype))
 
     def _follow(self, name: str, number: int, differing: list[str], inputs: Mapping[str, np.ndarray]) -> None:
-        """Find the node that a difference begins at, once for every engine; from then on it is only measured."""
+        """Find the node where a difference starts, once per engine; later differences are only measured."""
         report = self.reports[name]
         for tensor in differing:
             report.tensors[tensor].agrees = False
@@ -281,7 +281,7 @@ class _Run:
         location = self._locate(name, differing, inputs)
         is_apart = self.own_state and number > 0
         if location.fault is None and location.first is not None and not is_apart:
-            # Every node agrees on the same inputs: rounding, as far as it goes.
+            # Every node agrees on the same inputs, so this is rounding.
             report.grown = report.grown or location.first
             for tensor in differing:
                 entry = report.tensors[tensor]
@@ -311,7 +311,7 @@ class _Run:
         return [name for name in outputs if name in present]
 
     def _measure(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, Arrays]) -> None:
-        """Note every engine's error against the step in float64."""
+        """Record every engine's error against the step in float64."""
         wide = {name: np.asarray(array).astype(np.float64) if _is_floating(array) else array for name, array in inputs.items()}
         reference, outputs = registry.get("reference"), Arrays()
         for graph in ("grad", "step"):
@@ -327,7 +327,7 @@ class _Run:
 
 
 def _by_name(engines: Sequence[str | Engine]) -> dict[str, Engine]:
-    """Return the engines by name; a second engine of a name gets a number."""
+    """Return the engines by name; repeated names are numbered."""
     by_name: dict[str, Engine] = {}
     for asked in engines:
         engine = registry.get(asked)

@@ -1,9 +1,9 @@
-"""Where two engines part: the first node that they compute differently.
+"""Location of the first node that two engines compute differently.
 
-All intermediate values of a graph are asked for as outputs on both engines, and compared in the graph's order, the forward pass
-first. A value that differs does not convict its node: rounding grows where values cancel, and a mask may flip where a value is
-near zero. So the node is run alone, on the same inputs, on both engines; what it may differ by then is measured by how far its
-outputs move when its inputs do (in float64, on the reference engine). The first node that still differs is at fault.
+Both engines return all intermediate values, which are compared in graph order, forward pass first. A differing value does not
+prove its node wrong: rounding grows under cancellation, and masks flip near zero. So the node runs alone on both engines with the
+same inputs. Its tolerance follows from the change of its outputs under small changes of its inputs (in float64, on the reference
+engine). The first node that still differs is at fault.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from burnish.targets import TARGETS
 
 PERTURBATION = 1e-6
 STANDARD = TARGETS["onnxruntime"]
-"""What a semantic operator is lowered for, to see which part of its lowering is at fault."""
+"""Target of semantic operators' lowering, to find its faulty part."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The node that two engines part at.
+    """The node where two engines start to differ.
 
     Attributes:
-        node: operator, name and output of the program's node.
-        operator: its operator; ``burnish.`` before a semantic one, which an engine runs by a kernel of its own or lowered.
-        output: the output that differs.
-        source: what of the model it computes a part of (``gradient of Conv 'stem' ...``); None where that is not known.
-        updates: of a node of the optimizer, the state entries whose next value depends on it.
-        within: of a semantic operator, the standard operator of its lowering that differs, where one does.
-        in_graph: how far its output differs where the whole graph runs.
-        alone: how far it differs where the node runs alone on the same inputs; None where it cannot run alone, or where the
-            difference shows only as long as the engine may join the node with its neighbours (``joined``).
-        errors: by engine, how far its output is from float64, alone and on the same inputs; empty where that is not known.
-        joined: the difference is gone when all intermediate values are outputs, so that it comes from how an engine rewrites
-            the graph.
+        node: operator, name and output of the node.
+        operator: its operator, with the prefix ``burnish.`` for semantic ones, which engines run by a kernel or lowered.
+        output: the differing output.
+        source: the part of the model it belongs to (``gradient of Conv 'stem' ...``), or None.
+        updates: for an optimizer's node, the state entries that depend on it.
+        within: for a semantic operator, the differing standard operator of its lowering, if any.
+        in_graph: difference of its output in the whole graph.
+        alone: difference of the node alone on the same inputs; None if it cannot run alone, or only differs when fused
+            (``joined``).
+        errors: by engine, error of the node alone against float64; empty if unknown.
+        joined: True if the difference disappears when all intermediate values are outputs, so an engine's rewriting causes it.
     """
 
     node: str
@@ -61,7 +60,7 @@ class Fault:
     joined: bool = False
 
     def place(self) -> str:
-        """Return what to look for: the node, and the node of the model that it belongs to."""
+        """Return a description of the node and its place in the model."""
         text = self.node if self.within is None else f"{self.within} in the lowering of {self.node}"
         if self.updates and self.source == OPTIMIZER:
             shown = " and ".join(f"'{name}'" for name in self.updates[:2])
@@ -72,11 +71,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Location:
-    """What was found out about outputs that differ.
+    """The result of a search.
 
     Attributes:
-        fault: the node at fault; None where every node, run alone, agrees: then rounding has grown on the way.
-        first: the first node whose value differs beyond tolerance, as a description; None where none does.
+        fault: the node at fault; None if every node alone agrees, so rounding has grown.
+        first: description of the first node with a value beyond tolerance, or None.
     """
 
     fault: Fault | None
@@ -85,10 +84,10 @@ class Location:
 
 @dataclass
 class FaultLocator:
-    """Finds where two engines part in a graph.
+    """Finds the node where two engines start to differ.
 
     Args:
-        tolerance: how far values may be apart.
+        tolerance: allowed differences.
         threads: threads of the engines.
     """
 
@@ -107,11 +106,11 @@ class FaultLocator:
         """Find the first node that two engines compute differently.
 
         Args:
-            model: the graph, semantic operators and all.
-            inputs: all its inputs, state too.
-            engines: two engines by name; the first is the one to compare with.
-            suspects: outputs of the graph that differ.
-            updates: state entry -> the output that holds its next value.
+            model: the graph, with semantic operators.
+            inputs: all its inputs, including state.
+            engines: two engines by name; the first is the reference.
+            suspects: differing outputs of the graph.
+            updates: state entry -> output with its next value.
 
         Raises:
             EngineError: an engine cannot run the graph.
@@ -154,7 +153,7 @@ class FaultLocator:
         engines: Mapping[str, Engine],
         updates: Mapping[str, str],
     ) -> Fault | None:
-        """Return the fault of a node whose output differs, None where it agrees on the same inputs."""
+        """Return the fault of a node with a differing output; None if it agrees on the same inputs."""
 
         def fault(output: str, alone: Difference | None, within: str | None, errors: dict[str, float]) -> Fault:
             in_graph = difference(results[1][output], results[0][output])
@@ -164,7 +163,7 @@ class FaultLocator:
             model, inputs = single_node_model(node, values)
             alone_results = [self._run(engine, model, inputs) for engine in engines.values()]
         except (EngineError, UnsupportedOperatorError, KeyError):
-            # It cannot run alone: what it was given convicts it, or does not.
+            # It cannot run alone, so it is at fault if its inputs agree.
             read = [value.name or "" for value in node.inputs if value is not None]
             agree = all(self._agrees(name, results) for name in read if name in results[0])
             return fault(output, None, None, {}) if agree else None
@@ -183,7 +182,7 @@ class FaultLocator:
         return None
 
     def _within(self, model: ir.Model, inputs: Mapping[str, np.ndarray], engines: Mapping[str, Engine]) -> str | None:
-        """Return the operator at fault in the lowering of a semantic operator; None where the engine has a kernel of its own."""
+        """Return the faulty operator in the lowering of a semantic operator; None if the engine has its own kernel."""
         lowered = LoweredGraphs.of_model(model, STANDARD)["step"]
         probed = _with_outputs(lowered, _probes(lowered))
         try:
@@ -194,10 +193,10 @@ class FaultLocator:
         return None if fault is None else fault.node
 
     def _conditioning(self, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
-        """Return the outputs in float64, and how far each entry would move if every input moved by its own size.
+        """Return the outputs in float64, and the scale of rounding errors for each entry.
 
-        The second is what rounding is relative to: of a sum of large terms that cancel, the size of the terms. The inputs move by
-        a small random part of themselves, and the answer is scaled up.
+        The scale is the change of an output if every input changes by its own size: for a canceling sum, the size of its terms.
+        It is estimated from small random relative changes.
         """
         try:
             exact_model = compute_in_float64(LoweredGraphs.of_model(model, STANDARD)["step"])
@@ -226,13 +225,13 @@ class FaultLocator:
         suspects: Collection[str],
         updates: Mapping[str, str],
     ) -> Fault | None:
-        """Find a node that differs only while its neighbours are not outputs, by asking for one value at a time.
+        """Find a node that differs only when fused with its neighbors, by requesting one value at a time.
 
-        What depends on a wrong value is taken to be wrong too: a value that agrees clears all that it depends on, one that
-        differs leaves only that. Each question halves what is left, as far as the graph allows.
+        A value that depends on a wrong one is assumed wrong: an agreeing value clears its ancestors, and a differing one leaves
+        only these. Each request halves the candidates as far as possible.
 
         Returns:
-            The fault; None where the outputs agree, so that the difference does not come back.
+            The fault; None if the outputs agree, so the difference did not recur.
         """
         nodes = list(_computed(model))
         ancestors = _ancestors(nodes)
@@ -273,7 +272,7 @@ class FaultLocator:
 
 
 def _probes(model: ir.Model) -> list[str]:
-    """The values of a graph that nodes compute, in its order, but for constants and what is no tensor of a known dtype."""
+    """Return the names of computed values in graph order, without constants and values of unknown type."""
     return [name for _, name in _computed(model)]
 
 
@@ -287,7 +286,7 @@ def _computed(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
 
 
 def _ancestors(nodes: Sequence[tuple[ir.Node, str]]) -> list[int]:
-    """Return, for every computed value, the values that it depends on, as bits by index."""
+    """Return the ancestors of every computed value, as bits by index."""
     position = {name: index for index, (_, name) in enumerate(nodes)}
     ancestors: list[int] = []
     for node, _ in nodes:
@@ -308,7 +307,7 @@ def _members(bits: int) -> Iterator[int]:
 
 
 def _with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
-    """Return a copy of a model with further values among its outputs."""
+    """Return a copy of a model with further values as outputs."""
     copy = model.clone()
     further = set(names) - {value.name for value in copy.graph.outputs}
     copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in further)
@@ -329,14 +328,14 @@ def _place(node: ir.Node, output: str, updates: Mapping[str, str]) -> str:
 
 
 def _described(node: ir.Node, output: str) -> str:
-    """Name a node with the output that differs; one that stands as the model has it, as its source does."""
+    """Describe a node with its differing output."""
     text = describe_node(node)
     first = next((value.name for value in node.outputs if value.name), None)
     return text if first == output else text.replace(f"(output '{first}')", f"(output '{output}')")
 
 
 def _reached(node: ir.Node, updates: Mapping[str, str]) -> tuple[str, ...]:
-    """The state entries whose next value depends on a node."""
+    """Return the state entries whose next value depends on a node."""
     reached, pending = set(), list(node.outputs)
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""The gradients of a program beside central differences, in float64 on the reference engine, and the rule at fault."""
+"""Check of a program's gradients against central differences, in float64 on the reference engine."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ STANDARD = TARGETS["onnxruntime"]
 LOSS = "loss"
 PREFIX = "grad:"
 MOVED = 0.01
-"""How far weights are moved from their values, of their size: those of a fresh model are zero where a function has its kinks."""
+"""Relative perturbation of weights, since zeros of a fresh model lie at the kinks of functions."""
 
 Function = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 
 @dataclass
 class GradientCheck:
-    """What was found of the gradients of a program.
+    """The check of a program's gradients.
 
     Attributes:
-        tensors: of each state entry that trains.
-        faults: nodes whose own rule gives another gradient than differences of that node alone, the last of the model first.
+        tensors: result for each trained state entry.
+        faults: nodes whose own rule disagrees with differences of that node alone, the last in the model first.
     """
 
     tensors: list[TensorCheck]
@@ -53,7 +53,7 @@ class GradientCheck:
         return all(tensor.agrees for tensor in self.tensors)
 
     def message(self) -> str:
-        """Return what there is to say, in one sentence."""
+        """Return the result in one sentence."""
         worst = max((tensor.error for tensor in self.tensors), default=0.0)
         differing = [tensor.name for tensor in self.tensors if not tensor.agrees]
         if not differing:
@@ -83,20 +83,20 @@ def check_gradients(
 ) -> GradientCheck:
     """Compare every gradient of a program with central differences in float64, on a random batch.
 
-    Weights are those of the program, moved a little. What draws at random draws the same everywhere, and a quantization counts as
-    what its gradient says of it, which does not round. Two evaluations of the graph go into each probe.
+    Weights are slightly perturbed. Random operators repeat their draws, and quantization does not round, in line with its
+    gradient. Each probe evaluates the graph twice.
 
     Args:
-        program: what is checked; ``Projection`` as its loss weighs every output by numbers of either sign.
-        batch_size, extents: of the random batch, as ``random_batches`` takes them.
-        probes: directions for each tensor: one through all of its elements, the others along single ones.
-        rtol: how far a gradient may be from the differences, relative to its size.
-        seed: of batch, moves and directions.
-        progress: is called with the name of each tensor before it is checked.
+        program: program to check; use the loss ``Projection`` to weight every output with either sign.
+        batch_size, extents: sizes of the random batch; see ``random_batches``.
+        probes: directions per tensor: one through all elements, the others along single ones.
+        rtol: tolerance relative to the gradient's size.
+        seed: seed of batch, perturbations and directions.
+        progress: called with each tensor's name before its check.
 
     Raises:
-        ConfigurationError: no probe, a tolerance that is not positive, or sizes that ``random_batches`` refuses.
-        EngineError: the reference engine lacks an operator, or fails in one.
+        ConfigurationError: ``probes`` or ``rtol`` is not positive, or sizes are invalid for ``random_batches``.
+        EngineError: the reference engine lacks an operator or fails.
     """
     if probes < 1:
         raise ConfigurationError(f"probes={probes}: give one or more for each tensor")
@@ -125,7 +125,7 @@ def check_gradients(
 
 
 def _graph_of(program: Program) -> ir.Model:
-    """The graph ``grad`` with semantic operators, in which no quantization rounds."""
+    """Return the graph ``grad`` with semantic operators, without rounding in quantization."""
     kernels = semantic_operators() - {mark.name for mark in MARKS}
     model = program.graphs.lowered_to(program.target.with_kernels(kernels)).copy_of("grad")
     simulate_quantization(model.graph, list(model.graph.inputs))
@@ -137,7 +137,7 @@ def _graph_of(program: Program) -> ir.Model:
 
 
 def _point(program: Program, batch: Mapping[str, np.ndarray], trained: list[str], seed: int) -> Arrays:
-    """All inputs of the graph, in float64."""
+    """Return all inputs of the graph, in float64."""
     generator = np.random.default_rng((seed, 1))
     arrays = {**program.initial_state(seed), **batch}
     point = {}
@@ -150,7 +150,7 @@ def _point(program: Program, batch: Mapping[str, np.ndarray], trained: list[str]
 
 
 def _moved(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """A weight close to this one; any, where all of its elements are equal, as in a file whose weights were taken out."""
+    """Perturb a weight; a constant one is replaced, as in files without weights."""
     if array.ndim > 1 and array.size > 1 and np.ptp(array) == 0:
         return generator.normal(size=array.shape) * float(np.sqrt(2 * len(array) / array.size))
     size = float(np.sqrt(np.mean(np.square(array)))) if array.size else 0.0
@@ -158,7 +158,7 @@ def _moved(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def _function(model: ir.Model, outputs: list[str]) -> Function:
-    """Some values of a graph as a function of its inputs, in float64."""
+    """Return some values of a graph as a function of its inputs, in float64."""
     copy = model.clone()
     values = {value.name: value for value in (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))}
     copy.graph.outputs.clear()
@@ -170,7 +170,7 @@ def _function(model: ir.Model, outputs: list[str]) -> Function:
 
 
 def _faults(model: ir.Model, point: Arrays, wrt: list[str], probes: int, rtol: float, seed: int) -> Iterator[str]:
-    """Give the nodes of the forward pass whose rule is wrong by itself, on the values that they have there."""
+    """Yield the nodes of the forward pass whose own rule is wrong at their present inputs."""
     nodes = _differentiated(model, wrt)
     read = {value.name or "" for node in nodes for value in (*node.inputs, *node.outputs) if value is not None and value.name}
     inputs = {value.name for value in model.graph.inputs}
@@ -182,7 +182,7 @@ def _faults(model: ir.Model, point: Arrays, wrt: list[str], probes: int, rtol: f
         try:
             agrees = _agrees_alone(node, values, probes, rtol, seed)
         except (BurnishError, KeyError):
-            continue  # it does not run alone
+            continue  # it cannot run alone
         if not agrees:
             source = source_of(node)
             named = describe_node(node)
@@ -190,7 +190,7 @@ def _faults(model: ir.Model, point: Arrays, wrt: list[str], probes: int, rtol: f
 
 
 def _differentiated(model: ir.Model, wrt: list[str]) -> list[ir.Node]:
-    """The nodes between what is differentiated by and the loss, in the order of the graph."""
+    """Return the nodes between ``wrt`` and the loss, in graph order."""
     needed = {value for value in model.graph.outputs if value.name == LOSS}
     for node in reversed(list(model.graph)):
         if any(output in needed for output in node.outputs):
@@ -205,7 +205,7 @@ def _differentiated(model: ir.Model, wrt: list[str]) -> list[ir.Node]:
 
 
 def _agrees_alone(node: ir.Node, values: Arrays, probes: int, rtol: float, seed: int) -> bool:
-    """Whether the gradients of one node agree with its differences."""
+    """True if the gradients of one node agree with its differences."""
     model, point = single_node_model(node, values)
     graph = model.graph
     outputs = [value for value in differentiable_outputs(next(iter(graph))) if value.name in values and values[value.name].size]
@@ -239,18 +239,18 @@ def _agrees_alone(node: ir.Node, values: Arrays, probes: int, rtol: float, seed:
 
 
 PHASE = 0.7548776662466927
-"""An irrational number, whose multiples by squares fill the circle evenly and without order."""
+"""An irrational number, whose products with squares spread evenly over the circle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection(LossBase):
-    """``sum_i sin(PHASE (i + seed)²) y_i`` over the elements of all outputs that it reads.
+    """The loss ``sum_i sin(PHASE (i + seed)²) y_i`` over the elements of all its outputs.
 
-    A sum of outputs by itself would hide errors: the gradient of what a normalization layer gives is zero there.
+    A plain sum would hide errors, since the gradient of a normalization layer is zero for it.
 
     Attributes:
-        outputs: how many outputs it reads, in the order of ``compile``.
-        seed: other weights for another seed.
+        outputs: number of outputs it reads, in the order of ``compile``.
+        seed: choice of the weights.
     """
 
     name: ClassVar[str] = "projection"
@@ -266,7 +266,7 @@ class Projection(LossBase):
         """Return no spec.
 
         Raises:
-            ConfigurationError: an output is not floating-point, or its rank is not known.
+            ConfigurationError: an output is not floating-point, or its rank is unknown.
         """
         for prediction in predictions:
             floating_shape(self.name, prediction)

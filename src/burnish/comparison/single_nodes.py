@@ -1,4 +1,4 @@
-"""One node of a graph as a model of its own, with the arrays that it reads."""
+"""Models of a single node, with its input arrays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from burnish.graph.uses import read_by
 
 
 def single_node_model(node: ir.Node, values: Mapping[str, np.ndarray]) -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """Return a model that computes one node, and its inputs.
+    """Return a model of one node, and its inputs.
 
-    Constants that the node reads stay constants of the model; all else, also what a body of the node reads from around it,
-    becomes an input of a static shape. Every output that has a name becomes an output.
+    Constants stay constants; all other values, including those a body reads from outside, become inputs of static shape. All
+    named outputs become outputs.
 
     Args:
-        node: a node of a graph whose values have dtypes.
+        node: a node of a graph with known dtypes.
         values: the values that it reads, by name.
 
     Raises:
-        KeyError: a value that it reads is not among them.
+        KeyError: a value is missing.
     """
     graph = node.graph
     assert isinstance(graph, ir.Graph)

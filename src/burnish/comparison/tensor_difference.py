@@ -1,4 +1,4 @@
-"""How far two arrays of the same thing are apart, and how far they may be."""
+"""Differences of arrays, and their tolerance."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 from burnish.errors import ConfigurationError
 
 SPACINGS = {8: 1000.0, 4: 1000.0, 2: 16.0}
-"""Bytes of a floating-point type -> the default relative tolerance in units of its spacing at 1: sums of many products, added up
-in different orders, stay below it; of sixteen-bit values it covers a few roundings of intermediate results."""
+"""Bytes of a floating-point type -> default relative tolerance in units of its spacing at 1. Sums of many products in different
+orders stay below it; for 16-bit types it covers a few roundings of intermediate results.
+"""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an array is from another.
+    """The difference of two arrays.
 
     Attributes:
-        by_norm: Euclidean norm of the difference, relative to the larger of the two norms. Of integers and truth values: the
-            share of entries that are not equal.
-        by_max: largest difference of an entry, relative to the largest entry of both. Of integers: 1 where any differs.
-        absolute: the largest difference of an entry.
+        by_norm: Euclidean norm of the difference, relative to the larger norm; for integers and booleans the share of unequal
+            entries.
+        by_max: largest difference of an entry, relative to the largest entry; for integers 1 if any differs.
+        absolute: largest difference of an entry.
     """
 
     by_norm: float
@@ -31,7 +32,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The larger of the two relative differences."""
+        """The larger relative difference."""
         return max(self.by_norm, self.by_max)
 
 
@@ -40,14 +41,14 @@ TOTAL = Difference(math.inf, math.inf, math.inf)
 
 
 def difference(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | None = None) -> Difference:
-    """Return how far ``actual`` is from ``expected``, computed in float64.
+    """Return the difference of ``actual`` and ``expected``, computed in float64.
 
     Args:
-        actual, expected: arrays of one shape; NaN and infinities agree where both have the same.
-        scale: of that shape: what an entry is measured by too, where it is larger than the entries are (a sum that cancels).
+        actual, expected: arrays of one shape; equal NaN and infinities agree.
+        scale: further scale of each entry, used if it exceeds the entries (for a canceling sum).
 
     Returns:
-        The difference; infinite where the shapes differ, or only one has a NaN or an infinity somewhere.
+        The difference; infinite if the shapes, NaN or infinities differ.
     """
     if actual.shape != expected.shape:
         return TOTAL
@@ -78,15 +79,15 @@ def difference(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | Non
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two engines may be apart.
+    """Tolerance between engines.
 
     Args:
-        rtol: relative tolerance of floating-point values, by norm and by largest entry; None: 1000 spacings of float32 (1.2e-4)
-            and of float64 (2.2e-13), 16 of float16 (1.6e-2) and of bfloat16 (1.3e-1).
-        atol: what any difference of entries may come to, beside that.
+        rtol: relative tolerance by norm and by largest entry; by default 1000 spacings of float32 (1.2e-4) and float64 (2.2e-13),
+            16 of float16 (1.6e-2) and bfloat16 (1.3e-1).
+        atol: absolute tolerance of entries, as an alternative.
 
     Raises:
-        ConfigurationError: a tolerance that is negative or not finite.
+        ConfigurationError: a tolerance is negative or not finite.
     """
 
     rtol: float | None = None
@@ -98,7 +99,7 @@ class Tolerance:
                 raise ConfigurationError(f"{name}={value!r}: give a finite number that is not negative")
 
     def relative(self, dtype: np.dtype) -> float:
-        """The relative tolerance of a dtype; 0 of integers, which must be equal."""
+        """Return the relative tolerance of a dtype; 0 for integers."""
         if dtype.kind in "biuSUO":
             return 0.0
         if self.rtol is not None:
@@ -106,7 +107,7 @@ class Tolerance:
         return SPACINGS[dtype.itemsize] * _spacing(dtype)
 
     def allows(self, apart: Difference, dtype: np.dtype) -> bool:
-        """Whether two arrays of this dtype that are so far apart agree."""
+        """True if a difference of arrays of this dtype is within tolerance."""
         return apart.relative <= self.relative(dtype) or apart.absolute <= self.atol
 
 

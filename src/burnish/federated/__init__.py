@@ -1,11 +1,11 @@
-"""Federated learning: clients train where their data is, and a server makes one state of what they have learned.
+"""Federated learning: clients train on their own data, and a server combines their states.
 
-``sharing``  which state travels, and how it is joined
-``messages``  what goes between server and client, in memory and as files
-``client``, ``other_process``  who trains: a session here, or a program of any language
-``server``, ``server_optimizer``  who joins
+``sharing``  the shared state, and its combination
+``messages``  messages between server and client, in memory and as files
+``client``, ``other_process``  clients: a session here, or a program in any language
+``server``, ``server_optimizer``  the server
 ``rounds``  rounds in this process
-``flower``  the same under Flower: its ClientApp, and a strategy for its server
+``flower``  the same under Flower: a ClientApp, and a strategy for its server
 """
 
 from __future__ import annotations

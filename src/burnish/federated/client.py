@@ -1,4 +1,4 @@
-"""A client of a federated run: a session that trains on its own data from the state that a round begins with."""
+"""A client of a federated run: a session that trains on its own data from a round's state."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ from burnish.validation import is_whole
 
 Batch = Mapping[str, Any]
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-"""Batches that can be gone through again, such as a list; or a function from the number of an epoch to its batches."""
+"""Batches that can be iterated repeatedly, such as a list, or a function from the epoch number to its batches."""
 
 
 class Client:
-    """Trains a program on data that stay here.
+    """Trains a program on local data.
 
-    What the client keeps from round to round, such as normalization under ``Sharing(norm="local")``, is ``local_state``; a client
-    that shares everything keeps nothing, and may be made anew for each round.
+    ``local_state`` is the state that stays here between rounds, such as normalization under ``Sharing(norm="local")``; a client
+    that shares everything keeps none and can be created again for each round.
 
     Args:
-        program: what to train; the same as the server's.
-        data: the batches of an epoch, in the layout of the model: a ``burnish.data.Loader``, a list, or a function from the
-            number of the epoch to its batches. Epochs are counted from 0 over all rounds, so that a round is the same whoever
-            runs it.
-        evaluation: batches to evaluate on; None takes part in no evaluation.
-        number: of this client among all: each has its own random numbers.
-        engine, device, threads: as ``Session`` takes them.
-        seed: of the state that stays with the client.
+        program: program to train; the same as the server's.
+        data: batches of an epoch in the model's layout: a ``burnish.data.Loader``, a list, or a function from the epoch number to
+            its batches. Epochs count from 0 over all rounds, so that a round does not depend on where it runs.
+        evaluation: batches for evaluation; None for no evaluation.
+        number: number of this client; each has its own random numbers.
+        engine, device, threads: see ``Session``.
+        seed: seed of the local state.
 
     Attributes:
-        local_state: what stays with the client, by state name; empty before the first round.
+        local_state: state that stays with the client, by name; empty before the first round.
 
     Raises:
-        ConfigurationError: a number below 0, or data that can be gone through once only.
-        EngineError: as ``Session``.
+        ConfigurationError: a number below 0, or data that can be iterated only once.
+        EngineError: see ``Session``.
     """
 
     def __init__(
@@ -77,15 +76,15 @@ class Client:
 
     @cached_property
     def program_hash(self) -> str:
-        """The hash that identifies the program."""
+        """The program's hash."""
         return program_hash(graph_hashes(self.program), self.program.signature)
 
     def fit(self, round: Round) -> Update:
-        """Train from the state of a round, and return what became of it.
+        """Train from a round's state, and return the result.
 
         Raises:
-            ConfigurationError: the round is of another program.
-            InputError, NonFiniteLossError: as ``Session.step``; ``local_state`` is as it was.
+            ConfigurationError: the round is for another program.
+            InputError, NonFiniteLossError: see ``Session.step``; ``local_state`` is unchanged.
         """
         rules = self._rules(round)
         before = self._began(round, rules)
@@ -104,11 +103,11 @@ class Client:
         return Update(round.number, self.number, samples, steps, travelling, sums.averages(means))
 
     def evaluate(self, round: Round) -> Evaluation:
-        """Evaluate the state of a round on the client's own data, with what stays here; nothing is trained.
+        """Evaluate a round's state with the local state on the client's own data, without training.
 
         Raises:
-            ConfigurationError: the round is of another program, or the client was made without data to evaluate on.
-            InputError: as ``Session.evaluate``.
+            ConfigurationError: the round is for another program, or the client has no evaluation data.
+            InputError: see ``Session.evaluate``.
         """
         if self._evaluation is None:
             raise ConfigurationError(f"Client {self.number} has nothing to evaluate on: give it evaluation=")
@@ -121,26 +120,26 @@ class Client:
         return Evaluation(round.number, self.number, samples, totals.added())
 
     def predict(self, round: Round, batch: Batch) -> dict[str, np.ndarray]:
-        """Return what the model says of a batch, in the state of a round and with what stays here."""
+        """Return the model's predictions for a batch, with a round's state and the local state."""
         self._session.load_state(self._began(round, self._rules(round)))
         return self._session.predict(batch)
 
     @property
     def evaluates(self) -> bool:
-        """Whether it has data to evaluate on."""
+        """True if there are evaluation data."""
         return self._evaluation is not None
 
     def close(self) -> None:
-        """Free what the engine holds; ``local_state`` stays."""
+        """Free the engine's resources; ``local_state`` remains."""
         self._session.close()
 
     def _samples(self, batch: Batch) -> int:
-        """How many samples a batch has, in the layout of the model."""
+        """Return the number of samples in a batch."""
         shape = np.shape(batch[self._counted])
         return shape[self._axis] if self._axis < len(shape) else 0
 
     def _with_features(self, batch: Batch) -> Batch:
-        """A batch as the steps take it; of a program with cached features, with these, unless it has them."""
+        """Return a batch for the steps, with cached features if the program uses them."""
         features = self._session.features
         return features.batch(batch) if features.names and not batch.keys() >= {*features.names} else batch
 
@@ -158,17 +157,16 @@ class Client:
         return rules_of(self.program, round.sharing)
 
     def _staying(self, rules: Rules) -> list[str]:
-        """The entries that steps change and that are the client's own from round to round."""
+        """Return the entries that steps change and that stay with the client."""
         elsewhere = {*rules.travelling, *rules.anchors, *rules.reset}
         return [name for name in self.program.signature["step"].updates if name not in elsewhere]
 
     def _began(self, round: Round, rules: Rules) -> Arrays:
-        """The whole state that this client begins a round with."""
         return begun(self.program, rules, round, self._initial, self.local_state, self.number)
 
     @cached_property
     def _initial(self) -> Arrays:
-        """What the client begins its first round with, as far as the round does not say; with random numbers of its own."""
+        """State before the client's first round, with its own random key."""
         state = self.program.initial_state(self._seed)
         for entry in self.program.signature.state:
             if entry.role is Role.KEY:
@@ -187,15 +185,15 @@ def begun(
     """Return the whole state that a client begins a round with.
 
     Args:
-        program: of the run.
-        rules: of its state.
-        round: the state that clients share.
-        initial: the state of the client before its first round, with a random key of its own.
-        local_state: what stayed with it; empty before its first round.
-        number: of the client.
+        program: program of the run.
+        rules: rules of its state.
+        round: the round, with the shared state.
+        initial: the client's state before its first round, with its own random key.
+        local_state: the client's local state; empty before its first round.
+        number: number of the client.
 
     Raises:
-        ConfigurationError: the state of the round does not fit the program.
+        ConfigurationError: the round's state does not fit the program.
     """
     entries = [entry for entry in program.signature.state if entry.name in rules.travelling]
     remedy = "Give the server and all clients the same saved program"
@@ -210,7 +208,7 @@ def begun(
 
 
 def client(program: Program, data: Batches, evaluation: Batches | None = None, **options: Any) -> Client:
-    """Return a client of a federated run; see ``Client``. ``burnish.federated.flower.client_app`` makes a ClientApp of it."""
+    """Return a client of a federated run; see ``Client``. ``burnish.federated.flower.client_app`` makes it a ClientApp."""
     return Client(program, data, evaluation, **options)
 
 
@@ -227,7 +225,7 @@ def _check_batches(name: str, batches: Batches | None) -> None:
 
 
 def _epoch(batches: Any, number: int) -> Iterable[Batch]:
-    visit = getattr(batches, "epoch", batches)  # of a Loader
+    visit = getattr(batches, "epoch", batches)  # a Loader's method
     given = visit(number) if callable(visit) else batches
     if not isinstance(given, Iterable):
         raise InputError(f"The data of epoch {number} is {given!r}: give batches, which are mappings of the inputs by name")

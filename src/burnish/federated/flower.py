@@ -1,7 +1,7 @@
-"""Federated learning under Flower: clients as a ClientApp, and a strategy for its server that joins every kind of state.
+"""Federated learning under Flower: clients as a ClientApp, and a server strategy that combines every kind of state.
 
-Needs Flower (``pip install "flwr>=1.41"``), whose requirements may ask for an environment of their own. Sampling, failures,
-time limits, secure channels and differential privacy are Flower's.
+It needs Flower (``pip install "flwr>=1.41"``), whose requirements may need a separate environment. Flower provides sampling,
+failure handling, time limits, secure channels and differential privacy.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ except ImportError as error:
 
 ARRAYS, CONFIG, METRICS, SAMPLES = "arrays", "config", "metrics", "num-examples"
 LOCAL = "burnish"
-"""The record in a node's state that holds what stays with the client, and the entry of a configuration with the round."""
+"""Record of a client's local state in a node's state, and configuration entry of the round."""
 
 
 def client_app(make: Callable[[Context], Client], **options: Any) -> ClientApp:
-    """Return a ClientApp that trains and evaluates as the clients that ``make`` returns.
+    """Return a ClientApp that trains and evaluates with the clients from ``make``.
 
-    Under Flower's own strategies too, which average every array alike, running variances and counters with them: give those
-    ``Sharing(norm="local", slots="local")`` on the server's side, or the strategy of this module.
+    It also works with Flower's own strategies, but they average all arrays alike, including running variances and counters: give
+    them ``Sharing(norm="local", slots="local")`` on the server, or use this module's strategy.
 
     Args:
-        make: returns the client of a node, whose ``context.node_config`` has ``partition-id`` where Flower was given one. It is
-            called for each message; what stays with the client, Flower keeps in the node's state.
-        options: as ``flwr.clientapp.ClientApp`` takes them, such as ``mods``.
+        make: returns the client of a node; ``context.node_config`` has ``partition-id`` if Flower was given one. It is called for
+            each message, and Flower keeps the local state.
+        options: options of ``flwr.clientapp.ClientApp``, such as ``mods``.
     """
     app = ClientApp(**options)
 
@@ -77,18 +77,18 @@ def client_app(make: Callable[[Context], Client], **options: Any) -> ClientApp:
 
 
 class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the type checker
-    """A strategy for Flower's server: it samples clients as FedAvg does, and joins what they send as ``server`` does.
+    """A strategy for Flower's server: samples clients like FedAvg, and combines their updates with ``server``.
 
-    Wrapped in Flower's differential privacy, give the server ``Sharing(norm="local", slots="local")``: noise belongs to
-    parameters alone, and would make a running variance negative.
+    With Flower's differential privacy, give the server ``Sharing(norm="local", slots="local")``: noise is meant for parameters
+    and could make a running variance negative.
 
     Args:
-        server: holds the state; after ``start`` it holds that of the last round.
-        settings: what each round asks of clients, as ``Server.begin`` takes it: ``{"epochs": 2, "lr": 0.05}``.
-        options: as ``flwr.serverapp.strategy.FedAvg`` takes them: ``fraction_train``, ``min_available_nodes``.
+        server: holder of the state; after ``start`` it has that of the last round.
+        settings: settings of each round for ``Server.begin``: ``{"epochs": 2, "lr": 0.05}``.
+        options: options of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``, ``min_available_nodes``.
 
     Attributes:
-        reports: what became of each round, by its number.
+        reports: report of each round, by its number.
     """
 
     def __init__(self, server: Server, settings: Mapping[str, Any] | None = None, **options: Any):
@@ -97,7 +97,7 @@ class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the
         self.reports: dict[int, RoundReport] = {}
 
     def start(self, grid: Any, initial_arrays: Any = None, **options: Any) -> Any:
-        """Run the rounds, as Flower's strategies do; the initial arrays are the server's where none are given."""
+        """Run the rounds with Flower; the initial arrays are the server's by default."""
         given = self.initial_arrays() if initial_arrays is None else initial_arrays
         result = super().start(grid=grid, initial_arrays=given, **options)
         if result.arrays:
@@ -105,7 +105,7 @@ class Strategy(FedAvg):  # type: ignore[misc]  # Flower may not be there for the
         return result
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the state that clients share, as the server has it now."""
+        """Return the server's shared state."""
         return _record(self.server.begin(**self.settings).state)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
@@ -158,7 +158,7 @@ def _client(make: Callable[[Context], Client], context: Context) -> Client:
 
 
 def _round(message: Message, client: Client) -> Round:
-    """The round of a message: as our strategy describes it, or Flower's own do."""
+    """Return the round of a message from our strategy or one of Flower's."""
     state = _arrays(next(iter(message.content.array_records.values())))
     config = dict(next(iter(message.content.config_records.values()), ConfigRecord()))
     if LOCAL in config:

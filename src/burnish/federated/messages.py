@@ -1,6 +1,6 @@
-"""What goes between the server and the clients of a federated run: in memory, and as files that any language writes.
+"""Messages between server and clients of a federated run, in memory and as files.
 
-A file is in the safetensors format: arrays by state name, and a text header. ``docs/federated.md`` describes it.
+Files are in the safetensors format: arrays by state name, and a text header; see ``docs/federated.md``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ROUND, UPDATE = "burnish federated round", "burnish federated update"
 
 @dataclass(frozen=True)
 class Round:
-    """What a client is given.
+    """A round, for the clients.
 
     Attributes:
-        number: of the round, counted from 1.
-        program: the hash that identifies the program (``Server.program_hash``).
-        state: the state that clients share, by state name.
-        sharing: what they share.
-        epochs: how often each client goes through its data.
-        steps: at most so many steps; None for whole epochs.
-        hyperparameters: for each step, such as ``lr``, in place of the program's.
+        number: number of the round, from 1.
+        program: the program's hash (``Server.program_hash``).
+        state: the shared state, by name.
+        sharing: the sharing rules.
+        epochs: epochs of each client.
+        steps: most steps; None for whole epochs.
+        hyperparameters: values for each step, such as ``lr``, instead of the program's.
     """
 
     number: int
@@ -57,21 +57,21 @@ class Round:
                 raise ConfigurationError(f"Round: the hyperparameter {name}={value!r} is not a finite number")
 
     def options(self) -> dict[str, Any]:
-        """Return everything but the state, as JSON-compatible values."""
+        """Return everything but the state, JSON-compatible."""
         rest = {"number": self.number, "program": self.program, "epochs": self.epochs, "steps": self.steps}
         return {**rest, "hyperparameters": dict(self.hyperparameters), "sharing": self.sharing.options()}
 
     @classmethod
     def of(cls, options: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> Round:
-        """Return the round of what ``options`` returned, and its state.
+        """Return a round from the result of ``options`` and its state.
 
         Raises:
-            KeyError, TypeError, ConfigurationError: these are not the options of a round.
+            KeyError, TypeError, ConfigurationError: invalid options.
         """
         return cls(**{**options, "sharing": Sharing(**options["sharing"])}, state=state)
 
     def save(self, path: str | Path) -> None:
-        """Write the round into a file, whole or not at all."""
+        """Write the round to a file, atomically."""
         _write(Path(path), self.state, ROUND, self.options())
 
     @classmethod
@@ -79,7 +79,7 @@ class Round:
         """Read a round.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or no round.
+            CheckpointError: the file is missing, damaged, or not a round.
         """
         state, options = _read(Path(path), ROUND)
         return _made(Path(path), lambda: cls.of(options, state))
@@ -87,15 +87,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client gives back.
+    """A client's result of a round.
 
     Attributes:
-        round: the number of the round.
-        client: the number of the client.
-        samples: how many samples it has trained on, a sample counted each time; its weight. 0: it has done nothing.
-        steps: how many steps it has made.
-        state: the state that clients share, as training left it; the random key without the client's offset.
-        metrics: what its steps reported, each weighted by its samples.
+        round: number of the round.
+        client: number of the client.
+        samples: samples trained on, with repetitions, as its weight; 0 if it did nothing.
+        steps: steps taken.
+        state: the shared state after training; the random key without the client's offset.
+        metrics: averages over its steps, weighted by samples.
     """
 
     round: int
@@ -112,7 +112,7 @@ class Update:
                 raise ConfigurationError(f"Update: {name}={count!r}: give a whole number of at least zero")
 
     def save(self, path: str | Path) -> None:
-        """Write the update into a file, whole or not at all."""
+        """Write the update to a file, atomically."""
         options = {key: value for key, value in asdict(self).items() if key != "state"}
         _write(Path(path), self.state, UPDATE, options)
 
@@ -121,7 +121,7 @@ class Update:
         """Read an update.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or no update.
+            CheckpointError: the file is missing, damaged, or not an update.
         """
         state, options = _read(Path(path), UPDATE)
         return _made(Path(path), lambda: cls(**options, state=state))
@@ -129,13 +129,13 @@ class Update:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a client finds the state of a round: totals, which add up over clients to the figures of all their samples.
+    """A client's evaluation of a round's state: totals that add up over clients.
 
     Attributes:
-        round: the number of the round.
-        client: the number of the client.
-        samples: how many it has looked at.
-        totals: as ``Session.evaluate_totals`` returns them.
+        round: number of the round.
+        client: number of the client.
+        samples: samples evaluated.
+        totals: result of ``Session.evaluate_totals``.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""A client in another process, of whatever language: it trains between two checkpoints."""
+"""A client in another process, in any language, which trains from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ TRAIN, EVALUATE = "train", "evaluate"
 
 
 class ProcessClient(Client):
-    """A client whose training is a command: ``node client.mjs``, a C program, another Python.
+    """A client that trains by a command: ``node client.mjs``, a C program, another Python.
 
-    The command is run once for each round, as ``<command> train <round.safetensors> <update.safetensors>``. The first file is a
-    checkpoint, as every client of burnish restores it, whose ``extra`` holds ``round``, ``epochs``, ``steps`` and
-    ``hyperparameters``; the command writes a checkpoint of the state after training to the second, and prints, as the last line
-    of its output, JSON with ``samples``, the number that it has trained on, and, if it likes, ``metrics``. As
-    ``<command> evaluate <round.safetensors>`` it prints JSON with ``samples`` and ``totals``: what ``evaluate`` gives as
-    ``sum:<name>`` and ``count:<name>``, added up.
+    Each round runs ``<command> train <round.safetensors> <update.safetensors>``. The first file is a checkpoint, with ``round``,
+    ``epochs``, ``steps`` and ``hyperparameters`` in ``extra``; the command writes a checkpoint of the trained state to the
+    second. As its last line of output it prints JSON with ``samples``, the number of samples trained on, and optionally
+    ``metrics``. For ``<command> evaluate <round.safetensors>`` it prints JSON with ``samples`` and ``totals``: the sums of
+    ``sum:<name>`` and ``count:<name>`` from the graph ``evaluate``.
 
     Args:
-        program: what is trained; the command has its own copy.
-        command: the program to run, and its first arguments.
-        number: of this client among all.
-        evaluates: whether the command knows ``evaluate``.
-        timeout: seconds that it may take; None waits.
-        seed: of the state that stays with the client.
+        program: the program; the command has its own copy.
+        command: program to run and its first arguments.
+        number: number of this client.
+        evaluates: True if the command supports ``evaluate``.
+        timeout: time limit in seconds, or None.
+        seed: seed of the local state.
 
     Raises:
-        ConfigurationError: no command, or a number below 0.
+        ConfigurationError: there is no command, or a number below 0.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class ProcessClient(Client):
         return self._evaluates
 
     def fit(self, round: Round) -> Update:
-        """Run the command on the state of a round, and return what became of it.
+        """Run the command on a round's state, and return the result.
 
         Raises:
-            ConfigurationError: the round is of another program.
-            WorkerError: the command failed, was killed, took too long, or printed no count of samples.
-            CheckpointError: it wrote no whole checkpoint of the program.
+            ConfigurationError: the round is for another program.
+            WorkerError: the command failed, was killed, took too long, or printed no number of samples.
+            CheckpointError: it wrote no valid checkpoint of the program.
         """
         rules = self._rules(round)
         with tempfile.TemporaryDirectory(prefix="burnish-round-") as folder:
@@ -99,10 +98,10 @@ class ProcessClient(Client):
         return update
 
     def evaluate(self, round: Round) -> Evaluation:
-        """Let the command evaluate the state of a round.
+        """Evaluate a round's state with the command.
 
         Raises:
-            ConfigurationError, WorkerError: as ``fit``.
+            ConfigurationError, WorkerError: see ``fit``.
         """
         if not self.evaluates:
             raise ConfigurationError(f"Client {self.number} does not evaluate: give it evaluates=True")
@@ -123,7 +122,7 @@ class ProcessClient(Client):
         raise ConfigurationError("A client in another process does not predict here: open a Session with the server's state")
 
     def close(self) -> None:
-        """There is nothing to free: the command ends with each round."""
+        """Do nothing: the command ends with each round."""
 
     def _write(self, round: Round, rules: Rules, path: Path) -> Arrays:
         before = self._began(round, rules)
@@ -134,7 +133,7 @@ class ProcessClient(Client):
         return before
 
     def _run(self, what: str, *paths: Path) -> dict[str, Any]:
-        """The last line that the command prints, as JSON."""
+        """Run the command and return its last line of output, parsed as JSON."""
         subject = f"Client {self.number} ({self._command[0]} {what})"
         try:
             done = subprocess.run(

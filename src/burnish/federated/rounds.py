@@ -1,4 +1,4 @@
-"""Rounds of a federated run in this process, one client after the other or several at a time."""
+"""Federated rounds in this process, with one or several clients at a time."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def run_rounds(
     progress: Callable[[RoundReport], None] | None = None,
     **settings: Any,
 ) -> list[RoundReport]:
-    """Run rounds, and return a report of each.
+    """Run rounds, and return their reports.
 
-    A client that fails, with an error of ``burnish.errors``, costs its update only, and the report says why.
+    If a client fails with an error of ``burnish.errors``, only its update is lost, and the report has the reason.
 
     Args:
-        server: what to go on with.
-        clients: all there are, each of a number of its own.
-        rounds: how many.
-        fraction: of the clients, drawn anew for each round; one at least.
-        seed: of the draw, which depends on the number of the round, and not on where a run began.
-        concurrency: how many clients train at the same time, each in a thread that waits for it: for clients that are processes.
-            It changes no bit.
+        server: the server.
+        clients: all clients, with different numbers.
+        rounds: number of rounds.
+        fraction: share of clients, drawn again for each round; at least one.
+        seed: seed of the draw, which depends only on it and the round's number.
+        concurrency: clients that train at the same time, in threads; useful for clients in other processes. Results do not depend
+            on it.
         progress: called with each report.
-        settings: as ``Server.begin`` takes them.
+        settings: settings for ``Server.begin``.
 
     Raises:
-        ConfigurationError: a number that does not fit, or clients of one number.
+        ConfigurationError: a number is out of range, or two clients have one number.
     """
     if not is_whole(rounds) or rounds < 1:
         raise ConfigurationError(f"rounds={rounds!r}: give a whole number of at least one")
@@ -67,7 +67,7 @@ def run_rounds(
 
 
 def _fitted(clients: Sequence[Client], round: Round, concurrency: int) -> tuple[list[Update], dict[int, str]]:
-    """The updates of a round, and why each of the other clients has none, by its number."""
+    """Return the updates of a round, and the failures by client number."""
 
     def fit(client: Client) -> Update | BurnishError:
         try:
@@ -87,7 +87,7 @@ def _fitted(clients: Sequence[Client], round: Round, concurrency: int) -> tuple[
 
 
 def evaluate(server: Server, clients: Sequence[Client]) -> dict[str, float]:
-    """Return the loss and the metrics of the server's state over the data of all clients that have some to evaluate on."""
+    """Return loss and metrics of the server's state over the evaluation data of all clients."""
     round = server.begin()
     evaluations: list[Evaluation] = [client.evaluate(round) for client in clients if client.evaluates]
     return server.evaluated(evaluations)

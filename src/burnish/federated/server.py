@@ -1,4 +1,4 @@
-"""The server of a federated run: it holds the state that clients share, and joins what they make of it."""
+"""The server of a federated run, which holds the shared state and combines the clients' updates."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ STATE = "state.safetensors"
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of a round.
+    """The report of a round.
 
     Attributes:
-        number: of the round.
-        joined: the clients whose updates were joined, in order.
-        samples: how many samples they have trained on.
-        metrics: what their steps reported, weighted by their samples.
-        refused: client -> why its update was left out: late, damaged, or of another program.
-        is_lost: whether too few updates were left, and the state is as it was.
+        number: number of the round.
+        joined: sorted numbers of the clients whose updates were used.
+        samples: samples they trained on.
+        metrics: averages over their steps, weighted by samples.
+        refused: client -> reason why its update was rejected: late, damaged, or for another program.
+        is_lost: True if too few updates were left, so the state is unchanged.
     """
 
     number: int
@@ -51,23 +51,22 @@ class RoundReport:
 
 
 class Server:
-    """Holds the state of a federated run, and makes the next one of what clients send.
+    """Holds the state of a federated run, and updates it from the clients.
 
     Args:
-        program: what the clients train.
-        optimizer: what the server makes of the clients' average: ``fedavg``, which takes it as it is; ``fedavgm``, ``fedadam``,
-            with settings after a colon (``fedadam:lr=0.01``); or an optimizer of ``burnish.optim``, for which the distance to the
-            average is the gradient.
-        sharing: what of the state clients share.
-        state: where to start, by state name; None is ``program.initial_state(seed)``.
-        seed: of the random key, when ``state`` is None.
-        minimum: a round that fewer clients than this send an update for is lost: the state stays.
+        program: program that the clients train.
+        optimizer: use of the clients' average: ``fedavg`` takes it as it is; ``fedavgm`` and ``fedadam``, with settings after a
+            colon (``fedadam:lr=0.01``), or an optimizer of ``burnish.optim`` take the difference to it as the gradient.
+        sharing: state that clients share.
+        state: initial state, by name; ``program.initial_state(seed)`` by default.
+        seed: seed of the initial state.
+        minimum: fewest updates; with fewer the round is lost and the state unchanged.
 
     Attributes:
-        number: how many rounds are done.
+        number: number of finished rounds.
 
     Raises:
-        ConfigurationError: an argument, or a state, that does not fit.
+        ConfigurationError: an invalid argument or state.
     """
 
     def __init__(
@@ -96,19 +95,19 @@ class Server:
 
     @property
     def program_hash(self) -> str:
-        """The hash that identifies the program."""
+        """The program's hash."""
         return self._identity.program
 
     def begin(self, *, epochs: int = 1, steps: int | None = None, **hyperparameters: float) -> Round:
-        """Return the next round, to be given to each client that takes part; it may be asked for again.
+        """Return the next round for the clients; may be called repeatedly.
 
         Args:
-            epochs: how often each client goes through its data.
-            steps: at most so many steps.
-            hyperparameters: for each step, such as ``lr=0.01``.
+            epochs: epochs of each client.
+            steps: most steps.
+            hyperparameters: values for each step, such as ``lr=0.01``.
 
         Raises:
-            ConfigurationError: a number below 1, or a hyperparameter that the program has not.
+            ConfigurationError: a number below 1, or a hyperparameter that the program does not have.
         """
         known = {entry.name for entry in self.program.signature["step"].inputs if entry.default is not None}
         if unknown := [name for name in hyperparameters if name not in known]:
@@ -119,13 +118,13 @@ class Server:
         return Round(self.number + 1, self.program_hash, state, self.sharing, epochs, steps, hyperparameters)
 
     def join(self, updates: Iterable[Update]) -> RoundReport:
-        """End the round with what clients sent, in whatever order; a client that sent nothing costs its update only.
+        """End the round with the clients' updates, in any order; missing updates are allowed.
 
-        What is late, does not fit, or holds NaN or infinite values is left out, and named in the report. The state is the same
-        bit for bit in whatever order the updates came.
+        Updates that are late, do not fit, or hold NaN or infinity are left out and reported. The resulting state is bitwise
+        independent of their order.
 
         Raises:
-            ConfigurationError: two updates of one client.
+            ConfigurationError: a client has two updates.
         """
         refused: dict[int, str] = {}
         taken: dict[int, Update] = {}
@@ -149,10 +148,10 @@ class Server:
         return RoundReport(self.number, tuple(sorted(taken)), samples, sums.averages(metrics), refused, is_lost)
 
     def evaluated(self, evaluations: Iterable[Evaluation]) -> dict[str, float]:
-        """Return the loss and the metrics over all samples of the clients: those of one data set of all of them.
+        """Return loss and metrics over all samples of the clients, as for one dataset.
 
         Raises:
-            InputError: nothing counts towards one of them.
+            InputError: no samples count for one of them.
         """
         totals = Totals()
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.client):
@@ -160,30 +159,30 @@ class Server:
         return figures(totals.added(), self.program.options.get("loss_terms", {}))
 
     def state(self) -> Arrays:
-        """Return copies of the whole state, as ``Session`` takes it; what stays with the clients is as it was at first."""
+        """Return copies of the whole state for ``Session``; state that stays with clients has its initial values."""
         return {name: array.copy() for name, array in self._state.items()}
 
     def take(self, shared: Mapping[str, np.ndarray]) -> None:
-        """Replace the state that clients share, by state name.
+        """Replace the shared state, by name.
 
         Raises:
-            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is as it was.
+            ConfigurationError: a name is missing or unknown, or a shape or dtype differs; the state is unchanged.
         """
         entries = [entry for entry in self.program.signature.state if entry.name in self._rules.travelling]
         check_state(entries, shared, ConfigurationError, "The state", "Give what begin() returned as state")
         self._state |= {name: np.array(shared[name]) for name in self._rules.travelling}
 
     def export(self, path: str | Path, fold_norm: bool = True) -> Path:
-        """Write an inference model in this state, as ``Session.export`` does."""
+        """Write an inference model of this state; see ``Session.export``."""
         return save_inference(export_inference(self.program, self._state, fold_norm), path)
 
     def save(self, folder: str | Path) -> None:
-        """Write the run into a folder: ``state.safetensors``, a checkpoint that a session restores too, and the optimizer's.
+        """Write the run to a folder: ``state.safetensors``, a checkpoint also for sessions, and the optimizer's state.
 
-        A save that is cut off leaves the one before it.
+        An interrupted save leaves the previous one intact.
 
         Raises:
-            CheckpointError: it cannot be written, or holds NaN or infinite values.
+            CheckpointError: it cannot be written, or holds NaN or infinity.
         """
         folder = Path(folder)
         slots = f"optimizer-{self.number}.safetensors"
@@ -202,11 +201,11 @@ class Server:
                 old.unlink(missing_ok=True)
 
     def restore(self, folder: str | Path) -> None:
-        """Go on with a run that ``save`` wrote.
+        """Resume a run that ``save`` wrote.
 
         Raises:
             CheckpointError: it is missing, damaged, or of another program.
-            ConfigurationError: it was saved with another sharing or another optimizer.
+            ConfigurationError: it was saved with another sharing or optimizer.
         """
         folder = Path(folder)
         checkpoint = read_checkpoint(folder / STATE)
@@ -226,7 +225,7 @@ class Server:
         self._state, self.number = dict(checkpoint.state), extra["round"]
 
     def _refusal(self, update: Update) -> str:
-        """Why an update is left out; empty where it is not."""
+        """Return the reason to reject an update; empty if there is none."""
         if update.round != self.number + 1:
             return f"it is of round {update.round}, and this is round {self.number + 1}"
         entries = [entry for entry in self.program.signature.state if entry.name in self._rules.travelling]
@@ -238,10 +237,10 @@ class Server:
         return f"the running variance '{negative[0]}' is negative" if negative else ""
 
     def _joined(self, updates: list[Update]) -> Arrays:
-        """What the updates of clients come to."""
+        """Return the combined state of updates."""
         before = {name: self._state[name] for name in self._rules.travelling}
         following = joined(self._rules, before, [update.state for update in updates], [update.samples for update in updates])
-        furthest = max(updates, key=lambda update: update.steps).state  # the first of them
+        furthest = max(updates, key=lambda update: update.steps).state  # the first one, if several
         counted = (*self._rules.counted, *(() if self._rules.key is None else (self._rules.key,)))
         following |= {name: np.array(furthest[name]) for name in counted}
         if self._optimizer is not None:

@@ -1,9 +1,9 @@
-"""What the server makes of the clients' average: an optimizer whose gradient is how far the average lies behind.
+"""Server optimizers, whose gradient is the difference to the clients' average.
 
-With the parameters p of a round's beginning and the clients' average q, the server updates p by an optimizer that takes ``p - q``
-for the gradient. Source: Reddi et al., "Adaptive federated optimization", 2021. Plain SGD of rate 1 is the average itself; with
-momentum it is FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
-classification", 2019); Adam is FedAdam, here with Adam's correction of bias.
+With parameters p at the start of a round and the clients' average q, an optimizer updates p with the gradient ``p - q`` (Reddi et
+al., "Adaptive federated optimization", 2021). SGD of rate 1 gives the average; with momentum it is FedAvgM (Hsu et al.,
+"Measuring the effects of non-identical data distribution for federated visual classification", 2019); Adam is FedAdam, here with
+bias correction.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 
 
 def fedavgm(lr: float = 1.0, momentum: float = 0.9) -> optim.Optimizer:
-    """Return SGD with momentum: FedAvgM."""
+    """Return FedAvgM: SGD with momentum."""
     return optim.sgd(lr=lr, momentum=momentum)
 
 
 def fedadam(lr: float = 0.01, betas: Sequence[float] = (0.9, 0.99), eps: float = 1e-3) -> optim.Optimizer:
-    """Return Adam with the values of Reddi et al.: FedAdam."""
+    """Return FedAdam: Adam with the values of Reddi et al."""
     return optim.adam(lr=lr, betas=tuple(betas), eps=eps)
 
 
@@ -46,22 +46,23 @@ METHODS: Registry[optim.Optimizer] = Registry(
     home="burnish.federated",
     is_made=lambda given: isinstance(given, optim.Optimizer),
 )
-"""The server's optimizers by the name of the method; FedAvg has none."""
+"""Server optimizers by name; FedAvg has none."""
 
 
 class ServerOptimizer:
-    """An optimizer of ``burnish.optim`` with its state, applied to the parameters that clients share.
+    """An optimizer of ``burnish.optim`` with its state, for the shared parameters.
 
     Args:
-        optimizer: what updates.
-        program: of the run.
-        names: the parameters that it updates, by state name.
+        optimizer: the optimizer.
+        program: program of the run.
+        names: parameters to update, by state name.
+        state: initial values of the parameters, by state name.
 
     Attributes:
-        state: what it keeps, by state name, and ``step``, the number of its updates.
+        state: the optimizer's state by name, and ``step``, its number of updates.
 
     Raises:
-        ConfigurationError: one that does not fit the parameters, or takes hyperparameters with each update.
+        ConfigurationError: it does not fit the parameters, or needs hyperparameters with each update.
     """
 
     def __init__(self, optimizer: optim.Optimizer, program: Program, names: Collection[str], state: Mapping[str, np.ndarray]):
@@ -84,11 +85,11 @@ class ServerOptimizer:
         self._apply = engine.load(finish(self._update(), "apply", TARGET)[0])
 
     def update(self, before: Mapping[str, np.ndarray], average: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the parameters after the round, by state name; ``state`` moves on.
+        """Return the parameters after the round, by state name, and advance ``state``.
 
         Args:
-            before: the parameters that the round began with, by state name.
-            average: those that the clients' come to.
+            before: parameters at the start of the round, by state name.
+            average: the clients' average.
         """
         inputs = {entry.name: before[entry.name] for entry in self._entries.values()}
         inputs |= {f"grad:{name}": before[entry.name] - average[entry.name] for name, entry in self._entries.items()}
@@ -107,7 +108,7 @@ class ServerOptimizer:
         self.state = dict(state)
 
     def _draft(self) -> tuple[Draft, dict[str, Tensor]]:
-        """An empty graph, and its parameters."""
+        """Return an empty graph and its parameter inputs."""
         draft = Draft(ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}), ir_version=IR_VERSION))
         return draft, dict(zip(self._entries, draft.add_inputs(self._entries.values()), strict=True))
 
@@ -139,10 +140,10 @@ class ServerOptimizer:
 
 
 def method(optimizer: str | optim.Optimizer | None) -> optim.Optimizer | None:
-    """Return the server's optimizer of a name, with settings after a colon (``fedadam:lr=0.01``), or the object itself.
+    """Return the server optimizer of a name, with settings after a colon (``fedadam:lr=0.01``), or the given object.
 
     Raises:
-        ConfigurationError: there is no method of that name, or no such setting.
+        ConfigurationError: an unknown name or setting.
     """
     if optimizer is None or optimizer == "fedavg":
         return None

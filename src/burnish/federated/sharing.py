@@ -1,4 +1,4 @@
-"""Which state of a program the clients of a round share, and what it comes to: a rule for every kind of state."""
+"""The shared state of a federated run, with rules to combine every kind of state."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ SLOTS = ("average", "reset", "local")
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the clients of a federated run share.
+    """The state that clients of a federated run share.
 
-    What steps do not change, such as frozen parameters, never travels; nor does anything of a parameter that stays.
+    State that steps do not change, such as frozen parameters, is not sent; neither is state of parameters that stay local.
 
     Args:
-        norm: ``shared`` joins batch normalization like everything else. ``local`` leaves its running statistics, scales and
-            biases with each client (Li et al., "FedBN: federated learning on non-IID features via local batch normalization",
-            2021).
-        local: patterns of initializers that stay with each client, as a head of its own does (``"head.*"``).
-        slots: what becomes of the optimizer's state. ``average`` joins it with the parameters, and one client alone trains as
-            if there were no rounds. ``reset`` starts it and the count of steps anew in each round, and ``local`` leaves both
-            with the client: neither travels.
+        norm: ``shared``, or ``local`` to leave statistics, scales and biases of batch normalization with each client (Li et al.,
+            "FedBN: federated learning on non-IID features via local batch normalization", 2021).
+        local: patterns of initializers that stay with each client, such as its own head (``"head.*"``).
+        slots: treatment of the optimizer's state. ``average`` combines it with the parameters, so that a single client trains as
+            if without rounds. ``reset`` restarts it and the step count in each round, and ``local`` leaves both with the client;
+            neither is sent.
 
     Raises:
-        ConfigurationError: another value, or patterns that are no texts.
+        ConfigurationError: another value, or patterns that are not texts.
     """
 
     norm: Literal["shared", "local"] = "shared"
@@ -63,16 +62,16 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Rules:
-    """What becomes of each state entry of a program, by name. What is in none of these never changes, or is the client's own.
+    """Treatment of each state entry of a program, by name. Entries in none of these are constant or local.
 
     Attributes:
         mean: averaged, weighted by the clients' samples.
-        moments: running mean and variance of a batch normalization, joined as those of one set of samples.
-        counted: taken from the client that has made the most steps: whole numbers, masks that change, and what goes with them.
-        key: the random key, which each client moves by an offset of its own; None where it stays.
-        anchors: slot -> the parameter whose value at the beginning of the round it is.
-        reset: as ``init`` makes it, at the beginning of each round.
-        held_rows: entry -> rows that nothing changes.
+        moments: running mean and variance of a batch normalization, combined as statistics of one sample set.
+        counted: taken from the client with the most steps: integers, changing masks and related entries.
+        key: the random key, which each client offsets; None if local.
+        anchors: slot -> the parameter whose value at the start of the round it takes.
+        reset: initialized by ``init`` at the start of each round.
+        held_rows: entry -> rows that never change.
     """
 
     mean: tuple[str, ...]
@@ -85,16 +84,16 @@ class Rules:
 
     @property
     def travelling(self) -> tuple[str, ...]:
-        """The entries that a round and an update hold."""
+        """Entries of a round and an update."""
         pairs = tuple(name for pair in self.moments for name in pair)
         return (*self.mean, *pairs, *self.counted, *(() if self.key is None else (self.key,)))
 
 
 def rules_of(program: Program, sharing: Sharing) -> Rules:
-    """Return what becomes of each state entry of a program.
+    """Return the treatment of each state entry of a program.
 
     Raises:
-        ConfigurationError: a pattern matches no initializer, nothing would be shared, or the optimizer cannot be joined so.
+        ConfigurationError: a pattern matches no initializer, nothing would be shared, or the optimizer does not support it.
     """
     _check_optimizer(program, sharing)
     return _Sorting(program, sharing).rules()
@@ -136,7 +135,7 @@ class _Sorting:
         return Rules(mean, moments, tuple(kinds["counted"]), key, anchors, tuple(kinds["reset"]), held)
 
     def _sort_method(self, name: str, kinds: Mapping[str, list[str]]) -> None:
-        """Sort what the optimizer keeps and the count of steps, which its formulas go by together."""
+        """Sort an optimizer entry or the step count, which belong together."""
         owner = parameter_of(name) if name.startswith("opt/") else None
         slot = self._slot(name) if name.startswith("opt/") else None
         if slot is not None and slot.is_average:
@@ -166,14 +165,14 @@ class _Sorting:
 
 @dataclass(frozen=True)
 class Normalization:
-    """The state entries of a batch normalization with running statistics."""
+    """State entries of a batch normalization with running statistics."""
 
     statistics: tuple[str, str]
     entries: tuple[str, ...]
 
 
 def normalizations(program: Program) -> Iterator[Normalization]:
-    """The batch normalizations of a program, read off its inference graph; in bodies of control flow too."""
+    """Yield the batch normalizations of a program's inference graph, also in bodies."""
     predict = program.graphs.unlowered("predict")
     for node in ir.traversal.RecursiveGraphIterator(predict.graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
@@ -184,7 +183,7 @@ def normalizations(program: Program) -> Iterator[Normalization]:
 
 
 def _state_entry(value: ir.Value | None) -> str | None:
-    """The state entry that a value is, maybe cast; None for a computed one."""
+    """Return the state entry of a value, also through a cast; None for a computed one."""
     while value is not None and (node := value.producer()) is not None and node.op_type in ("Cast", "Identity"):
         value = node.inputs[0]
     name = None if value is None else value.name
@@ -211,21 +210,21 @@ def _check_optimizer(program: Program, sharing: Sharing) -> None:
 
 
 def joined(rules: Rules, before: Mapping[str, np.ndarray], states: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
-    """Return what the states of clients come to.
+    """Return the combined state of clients.
 
-    With the samples n_r of client r, N their sum, and what each has of an entry::
+    With n_r samples of client r, N in total, and each client's value of an entry::
 
-        x = sum of n_r / N x_r                                           parameters, slots
-        mean = sum of n_r / N mean_r                                     running mean
-        var = sum of n_r / N (var_r + (mean_r - mean)^2)                 running variance, as Chan et al. 1983 join two sets
+          x = sum of n_r / N x_r                                           parameters, slots
+          mean = sum of n_r / N mean_r                                     running mean
+          var = sum of n_r / N (var_r + (mean_r - mean)^2)                 running variance (Chan et al. 1983)
 
-    Sums are in float64, in the order of the clients: of one client alone, the very bits.
+    Sums are in float64, in the order of the clients; a single client's state is returned bit for bit.
 
     Args:
-        rules: of the program.
-        before: the entries that the round began with; rows that are held are theirs.
-        states: the travelling entries of each client, at least one; the order decides the last bits.
-        weights: the samples of each, above 0; their sum is N.
+        rules: rules of the program.
+        before: entries at the start of the round, for held rows.
+        states: shared entries of each client, at least one; their order affects the last bits.
+        weights: samples of each client, above 0.
     """
     total = float(sum(weights))
     shares = [float(weight) / total for weight in weights]
