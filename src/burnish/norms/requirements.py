@@ -15,7 +15,7 @@ from burnish.norms.policies import BatchStatistics, Ghost, NormPolicy, layer_nam
 
 @dataclass(frozen=True)
 class ExtentRule:
-    """A requirement of a training step on a symbolic dimension, such as the batch, whose extent only the data tell.
+    """A requirement of a training step on a symbolic dimension, such as the batch; its extent is known only with the data.
 
     Attributes:
         dimension: name of the dimension.

@@ -259,7 +259,7 @@ def _active(
 ) -> tuple[list[int], list[int]]:
     """Return the numbers of the states that a cotangent flows through, and of the rows that it comes from.
 
-    The states depend on the differentiated rows, and the rows on these states.
+    Both depend on the differentiated values, and the rows also on these states.
     """
     op, first = recursion.op, recursion.first[0]
     nodes = list(recursion.body)

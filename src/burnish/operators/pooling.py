@@ -164,7 +164,7 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """Add every element of dy to all positions of its window, in zeros of the shape of x: the adjoint of summing windows.
 
     Windows that tile x repeat their element: ``Resize`` takes 0.65 ms and a transposed convolution 3.5 ms (8x128x56x56, 2x2
-    windows). Other windows are a transposed convolution with a kernel of ones and one channel per image: 5 ms compared with
+    windows). Other windows are a transposed convolution with a kernel of ones and each channel as an image: 5 ms compared with
     12 ms in ONNX Runtime for spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
     """
     builder = dy.builder

@@ -1,7 +1,7 @@
 """Nodes that work along the sample axis, so that results for one sample depend on the others of its batch.
 
 Examples: a Softmax along axis 0, a recurrent layer or attention that takes the first axis for time, a mean of everything, a
-Reshape that joins samples into one sequence. A program with such a node runs and its loss falls, so nobody notices.
+Reshape that joins samples into one sequence. Such a program runs and its loss falls, so the mistake is easy to miss.
 """
 
 from __future__ import annotations
