@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -9,10 +11,12 @@ import torch
 
 import burnish
 from burnish.data import DataDescription
-from burnish.errors import ConfigurationError, DataError
+from burnish.errors import ConfigurationError, DataError, NonFiniteLossError
 from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
+from burnish.training import TrainingInterrupted
+from burnish.training.callbacks import Callback
 from oracles.small_networks import CLASSES, Network
 
 OPTIONS = {"epochs": 1, "lr": 0.05, "threads": 1}
@@ -137,3 +141,20 @@ def test_what_cannot_be_is_named(model, samples):
 def test_names_of_classes_are_no_values(model, samples):
     with pytest.raises(DataError, match=r"the labels are text, and the loss compares with numbers .* such as cross_entropy"):
         transfer(model, samples, FinetuneOptions(loss="mse"))
+
+
+def test_a_stopped_call_points_to_no_folder_that_is_gone(tmp_path):
+    class Stop(Callback):
+        def on_step_end(self, run, report):
+            signal.raise_signal(signal.SIGINT)
+
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    model, data = burnish.models.create("mlp", classes=2, input_shape=(3,)), (x, np.arange(16) % 2)
+    options = {"lr": 0.1, "threads": 1, "output": tmp_path / "tuned.onnx"}
+    with pytest.raises(TrainingInterrupted, match=r"Nothing is saved, as burnish\.finetune keeps no checkpoints") as stopped:
+        burnish.finetune(model, data, callbacks=[Stop()], **options)
+    assert stopped.value.checkpoint is None
+    assert not (tmp_path / "tuned.onnx").exists()
+    with pytest.raises(NonFiniteLossError) as failed:
+        burnish.finetune(model, (x * np.float32(1e30), data[1]), **options)
+    assert "burnish-finetune-" not in str(failed.value)

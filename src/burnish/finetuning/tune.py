@@ -365,6 +365,7 @@ class OneFile(Run):
             data_workers=options.data_workers,
             **options.running,
         )
+        trainer.run_folder.is_kept = False
         result = trainer.run()
         path = Path(options.output) if number + 1 == len(choices.stages) else self.folder / "float32.onnx"
         if is_whole:

@@ -46,6 +46,9 @@ class RunFolder:
         callbacks: callbacks with states to store in checkpoints.
         data: training data, which must be unchanged in a resumed run; None to skip the check.
         split: held-out part of the data, stored in the folder of a new run, or None.
+
+    Attributes:
+        is_kept: False if the folder is removed when the run ends, so that no message points to it.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RunFolder:
         split: Split | None = None,
     ):
         self.path = path
+        self.is_kept = True
         self.checkpoints = CheckpointFolder(path / "checkpoints", keep, journal)
         self._course = dict(course)
         self._names: Sequence[str] = ()

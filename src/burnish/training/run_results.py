@@ -215,15 +215,15 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM stopped a run, after its state was saved.
 
     Attributes:
-        checkpoint: file to resume from.
+        checkpoint: file to resume from; None if the run keeps none, as in ``burnish.finetune``.
         signal: number of the signal, ``signal.SIGINT`` or ``signal.SIGTERM``.
     """
 
-    def __init__(self, checkpoint: Path, epoch: int, batch: int, signal: int = signal.SIGINT):
-        super().__init__(
-            f"Stopped in epoch {epoch + 1} after {batch} of its batches. Everything is saved in '{checkpoint}'; "
-            "resume, and training goes on as if it had not stopped"
-        )
+    def __init__(self, checkpoint: Path | None, epoch: int, batch: int, signal: int = signal.SIGINT):
+        kept = f"Everything is saved in '{checkpoint}'; resume, and training goes on as if it had not stopped"
+        if checkpoint is None:
+            kept = "Nothing is saved, as burnish.finetune keeps no checkpoints; the command burnish finetune does"
+        super().__init__(f"Stopped in epoch {epoch + 1} after {batch} of its batches. {kept}")
         self.checkpoint = checkpoint
         self.signal = signal
 

@@ -479,9 +479,10 @@ class Trainer:
         text = f"{str(error).rstrip('.')}. Training stopped in epoch {position.epoch + 1}, batch {position.batch + 1}"
         is_saved = False
         try:
-            self.run_folder.save(self.session, self._position)
-            text += f"; the state before it is saved in '{self.latest}'"
-            is_saved = True
+            if self.run_folder.is_kept:
+                self.run_folder.save(self.session, self._position)
+                text += f"; the state before it is saved in '{self.latest}'"
+                is_saved = True
         except (CallbackError, CheckpointError, WorkerError):
             text += f"; '{self.latest}' holds the last state that was whole" if self.latest.exists() else ""
         if isinstance(error, NonFiniteLossError):
@@ -511,6 +512,8 @@ class Trainer:
         else:
             return ""
         best = position.best
+        if not self.run_folder.is_kept:
+            return advice
         if not is_saved and self.latest.exists():
             return advice + " or from there (resume)" * (rate is not None)
         if best is not None and math.isfinite(best["value"]) and self._keeps_best():
@@ -540,7 +543,8 @@ class Trainer:
         if wish == workers.STOP:
             raise StoppedByCallback
         number = signal.SIGTERM if wish == workers.TERMINATE else signal.SIGINT
-        raise TrainingInterrupted(self.latest, self._position.epoch, self._position.batch, number)
+        checkpoint = self.latest if self.run_folder.is_kept else None
+        raise TrainingInterrupted(checkpoint, self._position.epoch, self._position.batch, number)
 
     def _draw(self, at_once: bool = False) -> None:
         reason = self.run_folder.draw(at_once)
