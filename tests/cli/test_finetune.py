@@ -24,6 +24,7 @@ from burnish.importer import load
 from burnish.models import residual_network
 from burnish.training.callbacks import Callback
 from oracles.small_networks import CLASSES, Network, perceptron
+from oracles.trained_weights import as_if_trained
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -45,7 +46,7 @@ def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog", "owl"),
 @pytest.fixture
 def model(tmp_path) -> Path:
     path = tmp_path / "net.onnx"
-    ir.save(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)), path)
+    ir.save(as_if_trained(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))), path)
     return path
 
 
@@ -218,7 +219,7 @@ def test_what_is_refused(model, tmp_path):
 @pytest.mark.slow
 def test_the_same_in_python(tmp_path):
     write_images(tmp_path / "images", ("no", "yes"))
-    source = load(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)))
+    source = load(as_if_trained(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))))
     prepared, dataset = transfer(source, tmp_path / "images")
     assert (prepared.head.classes, prepared.is_new, len(dataset)) == (2, True, 24)
     assert prepared.groups() == {"classifier.weight": {"lr_scale": 10.0}, "classifier.bias": {"lr_scale": 10.0}}
@@ -234,7 +235,7 @@ def test_the_same_in_python(tmp_path):
 @pytest.mark.slow
 def test_one_call_tunes_and_writes(tmp_path):
     write_images(tmp_path / "images", ("no", "yes"))
-    source = residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))
+    source = as_if_trained(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)))
     tuned = burnish.finetune(
         source, tmp_path / "images", eval_data=tmp_path / "images", output=tmp_path / "tuned.onnx", epochs=10, batch_size=8
     )

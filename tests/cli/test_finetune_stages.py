@@ -29,6 +29,7 @@ from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
 from oracles import layers_in_bodies
 from oracles.small_networks import Network
+from oracles.trained_weights import as_if_trained
 
 
 def run(*arguments: object) -> str:
@@ -41,7 +42,7 @@ def run(*arguments: object) -> str:
 def files(tmp_path_factory) -> Path:
     """A file of ten classes, and data of three, each with a brightness of its own."""
     folder = tmp_path_factory.mktemp("files")
-    ir.save(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)), folder / "net.onnx")
+    ir.save(as_if_trained(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))), folder / "net.onnx")
     rng = np.random.default_rng(0)
     labels = np.arange(48) % 3
     x = rng.normal(labels[:, None, None, None] - 1, 0.3, (48, 1, 8, 8)).astype(np.float32)
