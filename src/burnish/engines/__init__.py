@@ -1,7 +1,7 @@
-"""Engines: what runs a program. One module or package per engine, behind the protocol in ``base``.
+"""Engines, which run programs: one module or package for each, behind the protocol in ``base``.
 
-An engine knows no operator's mathematics; it is given graphs of operators it can run. What a step means for the user, batch
-checks and checkpoints live in ``burnish.training``.
+An engine knows no operator's mathematics; it gets graphs of operators that it can run. Checks of batches and checkpoints are in
+``burnish.training``.
 """
 
 from burnish.engines.base import Arrays, Engine, LoadedModel, ProgramRunner

@@ -1,4 +1,4 @@
-"""Runners that all engines share: with the state in numpy arrays, and what stands for a runner in a process that was forked."""
+"""Runners that engines share: one with the state in numpy arrays, and a substitute for a runner in a forked process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class ArrayRunner(ProgramRunner):
-    """A runner made of graphs that an engine loads, each when it is first run. Every step reads and returns the state.
+    """A runner that loads each graph when it is first run. Every step reads and returns the state.
 
     Args:
-        graphs: those of the program, lowered to the engine's target.
+        graphs: graphs of the program, lowered to the engine's target.
         state: every state entry by name; copied.
-        load: returns one of the graphs, by its name, as something to call.
-        load_model: returns a graph that is made of one of them as something to call. With it, tables that are updated
-            by rows are written in place; without, each step makes new ones.
+        load: a function that returns one of the graphs, by its name, as a callable.
+        load_model: a function that returns a modified graph as a callable. With it, tables that are updated by rows are written
+            in place; without it, each step makes new ones.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ArrayRunner(ProgramRunner):
         return run({**state, **inputs})
 
     def _load_step(self) -> LoadedModel:
-        """The step's graph, without what writes rows of the state where it has such."""
+        """Return the graph of the step, without the nodes that write rows of the state if possible."""
         signature = self._signature["step"]
         if self._load_model is None or not written_by_rows(signature):
             return self._load("step")
@@ -107,16 +107,16 @@ class ArrayRunner(ProgramRunner):
 
 
 def _own(array: np.ndarray) -> np.ndarray:
-    """A copy of an array, but of a mapped table the table itself."""
+    """Return a copy of an array, or a mapped table itself."""
     table = adopted(array)
     return np.array(array) if table is None else table
 
 
 class InheritedRunner(ProgramRunner):
-    """Refuses all that a runner does: the threads of its engine are those of the parent.
+    """A runner in a forked process that refuses every call: the threads of its engine belong to the parent.
 
     Args:
-        runner: of the parent. It is never freed here: that would wait for these threads.
+        runner: the parent's runner. It is never freed here: that would wait for these threads.
     """
 
     def __init__(self, runner: ProgramRunner):

@@ -1,4 +1,4 @@
-"""The small protocol between a program and what runs it."""
+"""The protocol between a program and the engine that runs it."""
 
 from __future__ import annotations
 
@@ -27,72 +27,74 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray]
 LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
-"""A model loaded once, to be run any number of times: inputs by name in, outputs by name out."""
+"""A loaded model that can be run repeatedly: inputs by name -> outputs by name."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 MOST_THREADS = 1024
-"""Each graph may have threads of its own, and runtimes make as many as they are told."""
+"""Limit because each graph may have its own threads, and runtimes create as many as requested."""
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of threads that is none.
+    """Check a number of threads.
 
     Raises:
-        EngineError: it is no whole number from 1 to ``MOST_THREADS``, and not None.
+        EngineError: it is neither None nor an integer from 1 to ``MOST_THREADS``.
     """
     if threads is not None and not (is_whole(threads) and 1 <= threads <= MOST_THREADS):
         raise EngineError(f"threads={threads!r}: give a whole number from 1 to {MOST_THREADS}, or leave it out for all cores")
 
 
 class HandedOver(dict[str, np.ndarray]):
-    """A state that no one else keeps: an engine may take each entry out as it copies it, so that it is never there twice."""
+    """A state without other references: an engine may remove each entry as it copies it, so that it never exists twice."""
 
 
 class ProgramRunner(ABC):
-    """A program opened on an engine, holding its state there. Inputs are arrays by name, already checked.
+    """A program opened on an engine, which holds its state. Inputs are arrays by name, already checked.
 
-    Whatever fails inside a method, the state stays as it was before the call. What one worker of several needs beside that has
-    the answer of one alone here: it holds all of the state, and every step ends a round.
+    If a method fails, the state stays as it was before the call. The methods for several workers have the answers of a single one
+    here: it holds all of the state, and every step ends a round.
     """
 
     @property
     def route(self) -> str | None:
-        """How a step runs, in words, for ``Session.describe``; None where the engine does not say."""
+        """A description of how a step runs, for ``Session.describe``; None if the engine gives none."""
         return None
 
     @property
     def row_writer(self) -> RowWriter | None:
-        """What says which rows of tables its steps wrote in place; None where nothing does, or more changes in a table."""
+        """The record of the table rows that steps wrote in place; None if there is none, or tables change in other ways."""
         return None
 
     @property
     def reopened(self) -> int:
-        """How many times the graph of the steps was opened again with fewer of the runtime's optimizations, as these broke it."""
+        """The number of times that the step graph was reopened with fewer of the runtime's optimizations because they
+        broke it.
+        """
         return 0
 
     @property
     def is_spread(self) -> bool:
-        """Whether other workers hold what this one does not."""
+        """True if other workers hold parts of the state that this one does not."""
         return False
 
     @property
     def gives_entries(self) -> bool:
-        """Whether an entry of a state that is spread can be asked for without the others, while they take part (``asking``)."""
+        """True if an entry of a distributed state can be read without the others, while they take part (``asking``)."""
         return False
 
     @property
     def evaluates_together(self) -> bool:
-        """Whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
+        """True if ``evaluate`` and ``predict`` exchange data, so that all workers must run them at the same time."""
         return False
 
     @property
     def ends_round(self) -> bool:
-        """Whether workers exchange something in the next step; they do not within a round that each steps alone."""
+        """True if workers exchange data in the next step; within a round, each steps on its own."""
         return True
 
     @abstractmethod
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run one training step: data, labels and hyperparameters in; loss, metrics and rates out; the state moves on.
+        """Run one training step and update the state: data, labels and hyperparameters -> loss, metrics and rates.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
@@ -101,16 +103,16 @@ class ProgramRunner(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        """Run the evaluate graph on the current state; the state stays.
+        """Run the evaluate graph on the current state, which does not change.
 
         Args:
             inputs: data and labels.
-            instead: state entry -> the state entry, of its dtype and shape, that is read in its place.
+            instead: state entry -> the state entry, of the same dtype and shape, that is read in its place.
         """
 
     @abstractmethod
     def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
-        """Run the predict graph on the current state, as ``evaluate`` does; the state stays."""
+        """Run the predict graph on the current state, which does not change; ``instead`` is as for ``evaluate``."""
 
     @abstractmethod
     def state(self) -> Arrays:
@@ -125,15 +127,15 @@ class ProgramRunner(ABC):
         """Replace the state by copies of these arrays; names, dtypes and shapes are already checked."""
 
     def own_state(self) -> Arrays:
-        """Return what this worker holds; asks nobody."""
+        """Return this worker's part of the state, without involving the others."""
         return self.state()
 
     def reopen(self, reopened: int) -> None:
-        """Open the graph of the steps with as few optimizations as a runner of the same program came to; never with more."""
+        """Reopen the step graph with as few optimizations as another runner of the same program needed; never with more."""
         return
 
     def asking(self) -> AbstractContextManager[None]:
-        """While this lasts, the others that take part wait for what is asked of them."""
+        """Make the other workers wait for requests during the block."""
         return nullcontext()
 
     def take_part(self) -> None:
@@ -145,21 +147,21 @@ class ProgramRunner(ABC):
         return
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
-        """Take over the state that the first worker loaded, if it alone was given the whole.
+        """Take over the state that was loaded on the first worker, if only that one was given all of it.
 
         Args:
-            given: returns on all workers what the first one gives, by the name of a state entry.
+            given: a function that returns the first worker's array on all workers, by the name of a state entry.
         """
         return
 
 
 def described(engine: Engine, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
-    """Return what sessions of an engine run on, as its ``describe`` says; ``device`` and ``threads`` as ``open`` takes them.
+    """Return a description of the engine's sessions; ``device`` and ``threads`` are as for ``open``.
 
     Returns:
-        ``kernels``: the path of burnish's own kernels, or None; ``kernels_reason``: why there are none, or None;
-        ``kernels_remedy``: how to come by them, or None; ``level``: the instructions of the processor that run, such as
-        ``avx512``; ``threads``: threads used inside one operator.
+        ``kernels``: the path of burnish's own kernels, or None; ``kernels_reason``: the reason if there are none, or None;
+        ``kernels_remedy``: the way to get them, or None; ``level``: the instruction set in use, such as ``avx512``; ``threads``:
+        threads used inside one operator.
     """
     found: dict[str, Any] = {"kernels": None, "kernels_reason": "this engine has none", "kernels_remedy": None}
     found |= {"level": cpu_level(), "threads": threads or cores()}
@@ -168,18 +170,18 @@ def described(engine: Engine, device: str | None = None, threads: int | None = N
 
 @runtime_checkable
 class DescribedEngine(Protocol):
-    """An engine that says what its sessions run on (``described``)."""
+    """An engine that describes its sessions (``described``)."""
 
     def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]: ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Something that runs graphs of the operators that its target has.
+    """An engine that runs graphs of its target's operators.
 
     Attributes:
-        name: how errors and comparisons call it.
-        target: what it can run.
+        name: name in errors and comparisons.
+        target: operators and features that it can run.
     """
 
     name: str
@@ -199,35 +201,35 @@ class Engine(Protocol):
         """Open a program with copies of its state on the device.
 
         Args:
-            graphs: those of the program, lowered to the target; their signature says which inputs are state.
-            state: every state entry by name, already checked; what is ``HandedOver`` may be emptied.
-            device: where to run, such as ``cpu``; None is the engine's choice.
+            graphs: graphs of the program, lowered to the target; their signature marks the inputs that are state.
+            state: every state entry by name, already checked; a ``HandedOver`` may be emptied.
+            device: device to run on, such as ``cpu``; None is the engine's choice.
             threads: threads used inside one operator; None is the engine's choice.
-            communicator: to the workers that the program is trained with. It is given to an engine whose target has collectives.
+            communicator: connection to the other workers. Only an engine whose target has collectives gets one.
 
         Raises:
-            EngineError: the device is not one of this engine's.
+            EngineError: the engine does not have the device.
         """
         ...
 
     def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
-        """Load a model, to be run any number of times; it has no state, and is not to be changed while it is in use.
+        """Load a model without state, to be run repeatedly. Do not modify the model while it is in use.
 
         Args:
             model: the model.
-            threads: as ``open`` takes it.
+            threads: as for ``open``.
 
         Raises:
-            EngineError: the model cannot be loaded; and from what is returned: it cannot be run on these inputs.
+            EngineError: the model cannot be loaded; or, from the returned callable, cannot be run on these inputs.
         """
         ...
 
 
 class RunsModels:
-    """Lets an engine run a model once, by its ``load``."""
+    """A base class that runs a model once through ``load``."""
 
     def run(self: Loads, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Load a model and run it once; returns its outputs by name.
+        """Load a model and run it once; return its outputs by name.
 
         Raises:
             EngineError: the model cannot be loaded or run.
@@ -240,13 +242,13 @@ class Loads(Protocol):
 
 
 def refuse_workers(engine: str, communicator: Communicator | None) -> None:
-    """Raise EngineError where an engine that cannot exchange values with other workers is given a communicator to them."""
+    """Raise EngineError if an engine without support for several workers is given a communicator."""
     if communicator is not None:
         raise cannot_exchange(engine)
 
 
 def cannot_exchange(engine: str) -> EngineError:
-    """The error of an engine, by its name, that cannot exchange values with other workers."""
+    """Return the error of an engine without support for several workers, by its name."""
     return EngineError(
         f"The engine '{engine}' cannot exchange values with other workers: train with engine='torch' "
         "(--engine torch), or with one worker (without parallel=..., --workers)"
@@ -255,7 +257,7 @@ def cannot_exchange(engine: str) -> EngineError:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt from the keyboard wait until the end of the block; outside the main thread none arrives anyway."""
+    """Delay a keyboard interrupt until the end of the block; threads other than the main one receive none anyway."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

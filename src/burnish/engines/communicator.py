@@ -1,4 +1,4 @@
-"""What an engine asks of the exchange between workers, so that it need not know how they are connected."""
+"""The protocol for exchanges between workers, independent of how they are connected."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from burnish.operators.collectives import EXCHANGES
 
 COLLECTIVES = frozenset(operator.name for operator in EXCHANGES)
-"""The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""
+"""The semantic operators in a graph for several workers; an engine without a communicator lowers them."""
 
 GRADIENTS = "gradients"
-"""The channel of exchanges that last long, beside which others go on."""
+"""The channel of long exchanges, during which others continue."""
 
 
 class Pending(Protocol):
-    """An exchange under way."""
+    """An exchange in progress."""
 
     def wait(self) -> None:
         """Wait until the buffer holds the result."""
@@ -25,138 +25,136 @@ class Pending(Protocol):
 
 
 class SharedBuffer(Protocol):
-    """A buffer that is exchanged in place, in every step again.
+    """A buffer that is exchanged in place in every step.
 
     Attributes:
-        tensor: the numbers, a vector; not to be touched while an exchange is under way, and not to be written before ``settle``.
+        tensor: the numbers, a vector; do not access it during an exchange, and do not write it before ``settle``.
     """
 
     tensor: Any
 
     def all_reduce(self) -> Pending:
-        """Begin to replace the numbers by their sums over the workers."""
+        """Start to replace the numbers by their sums over the workers."""
         ...
 
     def reduce_scatter(self, sizes: Sequence[int]) -> Pending:
-        """Begin to replace this worker's section of the numbers by their sums; what becomes of the others is not said.
+        """Start to replace this worker's section of the numbers by its sum; the other sections become undefined.
 
         Args:
-            sizes: of the sections, which lie one behind the other, by rank.
+            sizes: sizes of the consecutive sections, by rank.
         """
         ...
 
     def settle(self) -> None:
-        """Wait until nobody reads the numbers of the last exchange any more."""
+        """Wait until no worker reads the numbers of the last exchange."""
         ...
 
 
 class SharedRows(Protocol):
-    """Bytes that each worker shows to all others, in every step again.
+    """Bytes that each worker shows to all others in every step.
 
     Attributes:
-        tensor: this worker's, uint8; not to be written before ``settle``, nor between ``show`` and ``release``.
+        tensor: this worker's bytes, uint8; do not write them before ``settle``, nor between ``show`` and ``release``.
     """
 
     tensor: Any
 
     def show(self) -> None:
-        """Begin an exchange."""
+        """Start an exchange."""
         ...
 
     def rows(self) -> Sequence[Any]:
-        """Wait for what the workers show, and return it, by rank; not to be written, and read before ``release`` alone."""
+        """Wait for the workers' bytes and return them by rank; do not write them, and read them only before ``release``."""
         ...
 
     def release(self) -> None:
-        """End the exchange: the rows are read no more."""
+        """End the exchange: the rows are no longer read."""
         ...
 
     def settle(self) -> None:
-        """Wait until nobody reads what was shown last any more."""
+        """Wait until no worker reads the bytes that were last shown."""
         ...
 
 
 class Communicator(Protocol):
-    """The other workers, as seen from one of them.
+    """The connection from one worker to the others.
 
-    Buffers are contiguous PyTorch tensors, on the device that the engine runs on; of a communicator with ``takes_arrays``, numpy
-    arrays too. Every worker makes the same calls, on buffers
-    of the same dtype and size, in the same order within a channel. ``group`` is the number of consecutive ranks that exchange
-    among themselves; 0: all.
+    Buffers are contiguous PyTorch tensors on the engine's device; a communicator with ``takes_arrays`` also takes numpy arrays.
+    Every worker makes the same calls, with buffers of the same dtype and size, in the same order within a channel. ``group`` is
+    the number of consecutive ranks that exchange with each other; 0: all.
 
     Attributes:
-        rank: of this worker, from 0.
-        size: how many workers there are.
+        rank: rank of this worker, from 0.
+        size: number of workers.
     """
 
     rank: int
     size: int
 
     def all_reduce(self, buffer: Any, *, group: int = 0, channel: str = "") -> Pending:
-        """Begin to replace a buffer by its sum over the workers.
+        """Start to replace a buffer by its sum over the workers.
 
         Args:
-            buffer: numbers; not to be touched before the exchange is done.
-            group: who adds up.
-            channel: exchanges of one channel do not wait for those of another.
+            buffer: numbers; do not access them before the exchange is done.
+            group: group size.
+            channel: name of the channel; exchanges of different channels do not wait for each other.
         """
         ...
 
     def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
-        """Return a buffer to keep, for ``count`` numbers that ``all_reduce`` would be given in every step.
+        """Return a buffer to keep for ``count`` numbers that are given to ``all_reduce`` in every step.
 
-        None where they may as well lie anywhere. Every worker asks for it at the same place among its exchanges.
+        None if any other memory is just as good. Every worker asks for it at the same position among its exchanges.
         """
         ...
 
     def all_gather(self, buffer: Any, *, group: int = 0) -> Any:
-        """Return the buffers of all workers, [workers, ...], in the order of their ranks."""
+        """Return the buffers of all workers, [workers, ...], in rank order."""
         ...
 
     def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
-        """Return memory to keep, for ``count`` bytes that ``all_gather`` would be given in every step; as ``shared_buffer``."""
+        """Return memory to keep for ``count`` bytes that are given to ``all_gather`` in every step; see ``shared_buffer``."""
         ...
 
     def all_to_all(
         self, buffer: Any, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
     ) -> tuple[Any, Pending]:
-        """Begin to give the i-th part of a buffer to the i-th worker; ``group`` and ``channel`` as for ``all_reduce``.
+        """Start to give the i-th part of a buffer to the i-th worker; ``group`` and ``channel`` as for ``all_reduce``.
 
         Args:
-            buffer: [workers, ...], of which each worker gets a row; with ``sizes`` a vector.
-            sizes: of the parts, one behind the other; the same on all workers.
+            buffer: [workers, ...], with a row for each worker; with ``sizes`` a vector.
+            sizes: sizes of the consecutive parts; the same on all workers.
 
         Returns:
-            What each worker gave to this one, [workers, ...] in the order of their ranks, and the exchange: until it is done
-            neither is to be touched.
+            The parts from each worker, [workers, ...] in rank order, and the exchange: do not access either before it is done.
         """
         ...
 
     def all_to_all_uneven(self, buffer: Any, sizes: Sequence[Sequence[int]]) -> Any:
-        """Give the i-th part of a buffer to the i-th worker, and return what each worker gave to this one, in the order of ranks.
+        """Give the i-th part of a buffer to the i-th worker, and return the parts from each worker in rank order.
 
         Args:
-            buffer: a vector of the parts, one behind the other.
-            sizes: for each worker how much it gives to each; the same on all workers.
+            buffer: a vector of the consecutive parts.
+            sizes: for each worker, the sizes of the parts that it gives to each; the same on all workers.
         """
         ...
 
     def reduce_scatter(self, buffer: Any, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
-        """Begin to add up the i-th part of a buffer over the workers, for the i-th of them.
+        """Start to sum the i-th part of a buffer over the workers, for the i-th worker.
 
         Args:
-            buffer: numbers, a vector; not to be touched before the exchange is done.
-            sizes: of the parts, one behind the other; the same on all workers.
+            buffer: numbers, a vector; do not access it before the exchange is done.
+            sizes: sizes of the consecutive parts; the same on all workers.
             channel: as for ``all_reduce``.
 
         Returns:
-            Where the sums of this worker's part are once the exchange is done, and the exchange.
+            The sums of this worker's part, valid once the exchange is done, and the exchange.
         """
         ...
 
 
 def buffer_of(communicator: Communicator, array: np.ndarray) -> Any:
-    """Return an array as the buffer that a communicator takes; it shares the array's memory."""
+    """Return an array as a buffer for a communicator; it shares the array's memory."""
     if getattr(communicator, "takes_arrays", False):
         return array
     import torch
@@ -165,5 +163,5 @@ def buffer_of(communicator: Communicator, array: np.ndarray) -> Any:
 
 
 def array_of(buffer: Any) -> np.ndarray:
-    """Return a buffer in the processor's memory as an array, which shares it."""
+    """Return a buffer in CPU memory as an array, which shares it."""
     return np.asarray(buffer)

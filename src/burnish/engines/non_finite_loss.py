@@ -1,4 +1,4 @@
-"""The error for a loss that is not finite: at which step, and whether the state was damaged before it."""
+"""The error for a loss that is not finite, with the step and any earlier damage to the state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from burnish.program.state import blocks
 def check_finite_loss(
     signature: GraphSignature, outputs: Mapping[str, np.ndarray], state_before: Callable[[], Mapping[str, np.ndarray]]
 ) -> None:
-    """Raise NonFiniteLossError when a loss among ``outputs`` is NaN or infinite.
+    """Raise NonFiniteLossError if a loss among ``outputs`` is NaN or infinite.
 
     Args:
-        signature: of the step graph.
-        outputs: what the step returned.
-        state_before: gives the state from before the step, for the message: its step, and whether it was damaged already.
+        signature: signature of the step graph.
+        outputs: outputs of the step.
+        state_before: a function that returns the state from before the step; the message gives its step and any damage.
     """
     for entry in signature.outputs_of(Role.LOSS):
         loss = outputs.get(entry.name)

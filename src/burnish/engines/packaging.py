@@ -1,7 +1,7 @@
-"""Packages: what trains a program, or runs a graph of it, without Python.
+"""Packages that train a program, or run one of its graphs, without Python.
 
-What makes one belongs to an engine, and is imported when the first one is made. A graph compiled ahead of time into one file is
-found by the suffix of that file; a folder with a client in another language by the name of its runtime.
+Each kind belongs to an engine, and is imported when it is first used: graphs compiled ahead of time by their file suffix, folders
+with a client in another language by the name of the runtime.
 """
 
 from __future__ import annotations

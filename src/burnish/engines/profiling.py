@@ -1,4 +1,4 @@
-"""Where the time of a step goes, node by node, on the engines that can tell."""
+"""Measure the time of each node in a step, on engines that support it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from burnish.compiler.lowered_graphs import LoweredGraphs
 
 OPTIMIZER = "the optimizer"
-"""The source of what updates parameters, as ``burnish.graph.annotations.source_of`` gives it."""
+"""The source of nodes that update parameters, as ``burnish.graph.annotations.source_of`` returns it."""
 UPDATES = (OPTIMIZER, "the updates of several layers")
-"""The sources of what updates the state. The second joins small tensors: parameters, or running statistics."""
+"""The sources of nodes that update the state. The second updates several small tensors together: parameters, or running
+statistics.
+"""
 PROFILERS = {"onnxruntime": "burnish.engines.onnxruntime.profiling", "torch": "burnish.engines.torch.profiling"}
-"""The module with ``record_steps`` of each engine that has one, by the engine's name."""
+"""The module with ``record_steps`` for each engine that has one, by the engine's name."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,14 @@ class NodeRun:
     """One run of a node, or of a call that computes several.
 
     Attributes:
-        step: in which of the recorded steps, from 0.
-        operator: what was run.
-        node: its name; empty where it has none.
-        source: the node of the model that it computes a part of, as ``burnish.graph.annotations.source_of`` gives it; None where
-            that is not known.
-        start, seconds: when it began, from the beginning of the first step, and how long it took, in seconds.
-        bytes: that it read and wrote.
-        entries: the state entries whose next values it computes, where that is what it is for: one, or several that are updated
-            together.
+        step: number of the recorded step, from 0.
+        operator: operator or call.
+        node: name of the node; empty if it has none.
+        source: the model's node that it computes a part of, as ``burnish.graph.annotations.source_of`` returns it; None if
+            unknown.
+        start, seconds: start time since the beginning of the first step, and duration, in seconds.
+        bytes: bytes read and written.
+        entries: the state entries that it updates, if that is its purpose: one, or several that are updated together.
     """
 
     step: int
@@ -51,11 +52,11 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of some steps, the first of which is left out, as it also loads the graph.
+    """The recording of some steps, without the first one, which also loads the graph.
 
     Attributes:
-        runs: of nodes, in their order.
-        steps: how long each step took, in seconds.
+        runs: runs of nodes, in order.
+        steps: duration of each step, in seconds.
     """
 
     runs: tuple[NodeRun, ...]
@@ -65,11 +66,11 @@ class Recording:
 def updated_entries(
     runs: Iterable[tuple[Hashable, Iterable[Hashable], Iterable[Hashable]]], following: Mapping[Any, Iterable[str]]
 ) -> dict[Hashable, tuple[str, ...]]:
-    """Return the state entries that each run of an update helps to compute the next values of, in the order of ``following``.
+    """Return the state entries that each run of an update helps to compute, in the order of ``following``.
 
     Args:
-        runs: of an update, in their order: which it is, what it reads, and what it writes.
-        following: for what is the next value of state entries, or is read by what computes that, those entries.
+        runs: runs of an update, in order: identifier, values that it reads, and values that it writes.
+        following: the state entries for each value that is their next value, or is read by the computation of it.
     """
     order = {entry: place for place, entry in enumerate(dict.fromkeys(entry for each in following.values() for entry in each))}
     reached: dict[Hashable, set[str]] = {value: set(entries) for value, entries in following.items()}
@@ -93,17 +94,17 @@ def record_steps(
     threads: int | None = None,
     steps: int = 10,
 ) -> Recording:
-    """Run steps on a state of their own, and record when each node ran.
+    """Run steps on a separate state, and record the time of each node.
 
     Args:
         engine: ``onnxruntime`` or ``torch``.
-        graphs: those of the program, lowered to the engine's target, for one worker.
-        state, inputs: what the first step begins with, and what each is given.
-        device, threads: as the engine's ``open`` takes them.
-        steps: how many are recorded, after one that is not.
+        graphs: graphs of the program, lowered to the engine's target, for one worker.
+        state, inputs: initial state, and inputs of each step.
+        device, threads: as for the engine's ``open``.
+        steps: number of recorded steps, after one that is not recorded.
 
     Raises:
-        EngineError: the engine cannot tell.
+        EngineError: the engine does not support it.
     """
     if engine.name not in PROFILERS:
         raise EngineError(

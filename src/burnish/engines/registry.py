@@ -1,4 +1,4 @@
-"""Which engines there are, and how one is found by name.
+"""Find engines by name.
 
 A third party adds an engine with an entry point of the group ``burnish.engines`` that names an Engine class or object.
 """
@@ -32,10 +32,10 @@ def get(engine: str | Engine = "auto") -> Engine:
     """Return an engine.
 
     Args:
-        engine: a name, ``auto`` for the default (``onnxruntime``), or an Engine, which is returned as it is.
+        engine: a name, ``auto`` for the default (``onnxruntime``), or an Engine, which is returned unchanged.
 
     Raises:
-        EngineError: no engine has this name, what it needs is not installed, or an object is no engine.
+        EngineError: no engine has this name, a required package is not installed, or an object is not an engine.
     """
     if not isinstance(engine, str):
         if isinstance(engine, type) or not isinstance(engine, Engine):

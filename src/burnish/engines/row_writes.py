@@ -1,8 +1,8 @@
-"""Next values of state entries that differ from the present ones in a few rows: the rows alone leave the graph.
+"""State entries that a step changes in a few rows: the graph returns only these rows.
 
-In a step's graph such a value is a ``ScatterND`` of new rows into the present value, which makes a new tensor of the whole table.
-A runner takes that node out, lets the graph return indices and rows instead, and writes them over the present rows once the step
-has succeeded: no table is copied, and a step that fails leaves every one as it was.
+In a step's graph, the next value is a ``ScatterND`` of new rows into the present one, which would copy the whole table. A runner
+removes that node, makes the graph return indices and rows instead, and writes them in place after the step has succeeded: no
+table is copied, and a failed step changes none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from burnish.program.signature import Entry, GraphSignature, Role
 
 @dataclass(frozen=True)
 class RowWrite:
-    """What a step writes over rows of a state entry.
+    """The rows of a state entry that a step writes.
 
     Attributes:
         entry: the state entry.
-        indices: the output with the rows' indices, int64 [n, 1], each once.
+        indices: the output with the rows' indices, int64 [n, 1], unique.
         rows: the output with their next values, [n, ...].
     """
 
@@ -34,12 +34,12 @@ class RowWrite:
 
 
 class RowChanges:
-    """Which rows of state entries a runner has written since ``begin``; nothing is noted before it.
+    """The rows of state entries that a runner has written since ``begin``; nothing is recorded before.
 
-    What it holds grows with the rows that differ, and not with the steps.
+    Its size grows with the number of distinct rows, not with the steps.
 
     Attributes:
-        log: called with the state entries and the rows, before they are written, while rows are noted.
+        log: a function that is called with the state entries and the rows before they are written, while recording.
     """
 
     def __init__(self) -> None:
@@ -49,23 +49,23 @@ class RowChanges:
 
     @property
     def is_on(self) -> bool:
-        """Whether rows are noted."""
+        """True while rows are recorded."""
         return self._noted is not None
 
     def begin(self) -> None:
-        """Note rows from here on, and forget those before."""
+        """Start a new recording."""
         self._noted = {}
 
     def stop(self) -> None:
-        """Note nothing any more."""
+        """Stop recording."""
         self._noted = None
 
     def note(self, writes: Iterable[RowWrite], indices: Mapping[str, np.ndarray]) -> None:
-        """Note the rows that are about to be written.
+        """Record the rows that are about to be written.
 
         Args:
-            writes: of the step.
-            indices: int64, of any shape, by the name of the output that they are; they are copied.
+            writes: writes of the step.
+            indices: int64, of any shape, by output name; copied.
         """
         if self._noted is None:
             return
@@ -79,13 +79,13 @@ class RowChanges:
             self._noted.setdefault(name, _Rows()).add(rows)
 
     def changed(self) -> dict[tuple[str, ...], np.ndarray]:
-        """Return the rows written since ``begin``, int64, ascending, each once, by the state entries that share them."""
+        """Return the rows written since ``begin``, int64, ascending, unique, by the state entries that share them."""
         noted = {} if self._noted is None else self._noted
         return {tuple(self._entries[name]): rows.merged() for name, rows in noted.items()}
 
 
 class _Rows:
-    """Rows that come in parts; merged whenever as many have come as there were different ones."""
+    """Rows added in parts; merged whenever the number of new ones reaches that of distinct ones."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
@@ -105,7 +105,7 @@ class _Rows:
 
 
 class RowWriter(Protocol):
-    """What writes rows of its state in place (``take_row_writes``), and says which.
+    """A runner that writes rows of its state in place (``take_row_writes``), and records them.
 
     Attributes:
         row_changes: the rows that it has written.
@@ -119,12 +119,12 @@ class RowWriter(Protocol):
 
 
 def write_rows(writes: Sequence[RowWrite], outputs: dict[str, Any], put: Callable[[str, Any, Any], None]) -> None:
-    """Write what a step computed over rows of the state, when it has succeeded; the caller lets no interrupt in.
+    """Write the rows of a successful step into the state; the caller blocks interrupts.
 
     Args:
-        writes: of the step.
-        outputs: of the step; indices and rows are taken out of it.
-        put: writes rows of a state entry: its name, indices [n], rows [n, ...].
+        writes: writes of the step.
+        outputs: outputs of the step; indices and rows are removed.
+        put: a function that writes rows of a state entry: its name, indices [n], rows [n, ...].
     """
     rows = [(write.entry, outputs[write.indices].reshape(-1), outputs[write.rows]) for write in writes]
     for write in writes:
@@ -135,20 +135,20 @@ def write_rows(writes: Sequence[RowWrite], outputs: dict[str, Any], put: Callabl
 
 
 def written_by_rows(signature: GraphSignature) -> frozenset[str]:
-    """The state entries that may be written by rows, as the signature says."""
+    """Return the state entries that may be written by rows, according to the signature."""
     return frozenset(entry.updates for entry in signature.outputs if entry.by_rows and entry.updates is not None)
 
 
 def take_row_writes(graph: ir.Graph, names: list[str], signature: GraphSignature) -> list[RowWrite]:
-    """Take the nodes that write rows of state entries out of a step's graph, in place.
+    """Remove the nodes that write rows of state entries from a step's graph, in place.
 
     Args:
-        graph: of a step; its inputs have the names of the state entries that they are.
-        names: of the graph's outputs, in their order; changed with them.
-        signature: of the step as the program has it.
+        graph: graph of a step; its inputs have the names of the state entries.
+        names: names of the graph's outputs, in order; updated.
+        signature: signature of the program's step.
 
     Returns:
-        The writes. The graph has lost the outputs that they give, and gained those that they read, each once.
+        The writes. In the graph, their operands replace their results as outputs, without duplicates.
 
     Raises:
         EngineError: the graph computes such an entry in another way than the signature says.
@@ -185,7 +185,7 @@ def take_row_writes(graph: ir.Graph, names: list[str], signature: GraphSignature
 
 
 def signature_of_writes(signature: GraphSignature, writes: Iterable[RowWrite]) -> GraphSignature:
-    """The signature of a step whose row writes were taken out: what they read is returned, in the place of what they gave."""
+    """Return the signature of a step without its row writes: their operands replace their results as outputs."""
     entries = {entry.updates: entry for entry in signature.outputs if entry.updates is not None}
     taken = {write.entry for write in writes}
     added: dict[str, Entry] = {}
@@ -199,7 +199,7 @@ def signature_of_writes(signature: GraphSignature, writes: Iterable[RowWrite]) -
 
 
 def _writes_rows(node: ir.Node, entry: str) -> bool:
-    """Whether a node writes rows of the present value of a state entry, and nothing else reads what it gives."""
+    """True if a node writes rows of the present value of a state entry, and its result is only an output."""
     if node.op_type != "ScatterND" or node.domain != "" or node.outputs[0].uses():
         return False
     present = node.inputs[0]

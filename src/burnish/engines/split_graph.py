@@ -1,13 +1,12 @@
-"""Exchanges of a graph of several workers, in one order; for a runtime without exchanges the graph is cut at them.
+"""Exchanges of a graph for several workers, in one order; for a runtime without exchanges, the graph is cut at them.
 
-The nodes between two exchanges are a model of their own, which the engine loads like any other. A node stands in the first part
-that needs what it gives. So a forward pass stands beside its backward pass, which waits for the number of samples that count, and
-kernels take them together. Every worker cuts the same graph alike, and so makes the same exchanges in the same order.
+The nodes between two exchanges form a separate model, which the engine loads like any other. A node is in the first part that
+needs its result, so a forward pass is in the same part as its backward pass, which waits for the number of samples, and kernels
+can fuse them. Every worker cuts the same graph in the same way, and so makes the same exchanges in the same order.
 
-The order in which a graph exchanges is kept through an engine's own rewrites. Exchanges are numbered when a program is prepared
-for several workers, and all workers have to run them in that order: one that begins another exchange first waits for the others
-as they wait for it. An engine that fuses operators and sorts its graph anew may come to another order than a worker that has
-other kernels.
+An engine's own rewrites keep the order of exchanges. They are numbered when a program is prepared for several workers, and all
+workers must run them in that order: two workers that start different exchanges wait for each other forever. An engine that fuses
+operators and sorts its graph again may otherwise get another order than a worker with other kernels.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Terms:
     """The attributes of an exchange.
 
     Attributes:
-        counted: the operands that travel are followed by the number of this worker's samples.
-        conditional: the last operand is a boolean, false if this step leaves the exchange out.
-        group, channel: as the communicator has them.
+        counted: True if the operands are followed by the number of this worker's samples.
+        conditional: True if the last operand is a boolean that is false in a step without this exchange.
+        group, channel: as for the communicator.
     """
 
     counted: bool
@@ -60,7 +59,7 @@ class Terms:
         return cls(counted, conditional, int(attribute_value(node, "group", 0)), channel)
 
     def travelling(self, operands: Operands) -> tuple[Operands, bool]:
-        """Return the operands that travel, and True if this worker has samples."""
+        """Return the operands to exchange, and True if this worker has samples."""
         count = len(operands) - self.counted - self.conditional
         return operands[:count], not self.counted or bool(operands[count].any())
 
@@ -79,13 +78,13 @@ def flat_operands(tensors: Operands, has_samples: bool, out: np.ndarray | None =
 
 
 def dtype_of(tensors: Operands) -> np.dtype:
-    """Return the dtype in which tensors travel together."""
+    """Return the common dtype for an exchange of tensors."""
     dtypes = {tensor.dtype for tensor in tensors}
     return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
 
 
 def parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
-    """Return the parts of a vector, or of rows of vectors, of these shapes and dtypes."""
+    """Split a vector, or rows of vectors, into parts of these shapes and dtypes."""
     parts, begin = [], 0
     for tensor in like:
         part = np.ascontiguousarray(flat[..., begin : begin + tensor.size])
@@ -162,29 +161,29 @@ MADE: Mapping[str, Exchange] = {
     OWN_GRADIENTS.name: _own_gradients,
     WORKER_RANK.name: _worker_rank,
 }
-"""What makes each exchange between two parts, by the name of the operator."""
+"""The function that makes each exchange between two parts, by operator name."""
 BETWEEN_PARTS = frozenset(MADE)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The nodes between two exchanges, as a model: the names of what it reads, and what runs it; None where there are none."""
+    """The nodes between two exchanges, as a model: its input names, and its callable; None without nodes."""
 
     reads: tuple[str, ...]
     run: LoadedModel | None
 
 
 class SplitGraph:
-    """A graph with exchanges, cut at them; called as a loaded model is.
+    """A graph that is cut at its exchanges; a callable like any loaded model.
 
     Args:
-        model: lowered to a target whose collectives are among ``BETWEEN_PARTS``; not to be changed while this is in use.
-        load: loads a part.
-        communicator: to the other workers.
-        loaded: names of operators of burnish's own that ``load`` knows beside standard ones.
+        model: a model lowered to a target whose collectives are among ``BETWEEN_PARTS``; do not modify it while it is in use.
+        load: a function that loads a part.
+        communicator: connection to the other workers.
+        loaded: names of burnish's own operators that ``load`` knows in addition to standard ones.
 
     Raises:
-        EngineError: an exchange stands in the body of a control flow operator, or cannot be made between parts.
+        EngineError: an exchange is in the body of a control flow operator, or is not supported between parts.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class SplitGraph:
             if part.run is not None:
                 values |= part.run({name: values[name] for name in part.reads})
             for node, terms in exchanges:
-                # ascontiguousarray would make an array without dimensions one of shape [1].
+                # ascontiguousarray would turn a scalar into an array of shape [1].
                 operands = [np.asarray(values[value.name or ""], order="C") for value in node.inputs if value is not None]
                 results = MADE[node.op_type](terms, operands, self._communicator)
                 values |= {output.name or "": result for output, result in zip(node.outputs, results, strict=True)}
@@ -227,12 +226,12 @@ def is_exchange(node: ir.Node) -> bool:
 
 
 def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
-    """The part that each node stands in; an exchange is made after the part of its number."""
+    """Return the part of each node; an exchange is made after the part of its number."""
     stages = _earliest_stages(graph)
     needed_by: dict[ir.Node, int] = {}
     for node in reversed(list(graph)):
         if not is_exchange(node):
-            # What is an output alone is computed as soon as it can be.
+            # Values that are only outputs are computed as early as possible.
             stages[node] = max(stages[node], needed_by.get(node, 0))
         for value in read_by(node):
             producer = value.producer()
@@ -243,7 +242,7 @@ def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
 
 
 def _earliest_stages(graph: ir.Graph) -> dict[ir.Node, int]:
-    """The first part that has all that each node reads."""
+    """Return the first part in which all inputs of each node are available."""
     stages: dict[ir.Node, int] = {}
     for node in graph:
         stage = 0
@@ -289,12 +288,12 @@ def check_exchanges(graph: ir.Graph, loaded: Collection[str]) -> None:
 
 
 def keep_exchange_order(graph: ir.Graph) -> None:
-    """Let the nodes of a graph stand so that its exchanges are in the order of their numbers, in place.
+    """Reorder the nodes of a graph so that its exchanges are in the order of their numbers, in place.
 
-    A graph in which they are is left as it is. Otherwise whatever an exchange needs is moved before it, and the rest follows.
+    A graph in the right order is not changed. Otherwise, the nodes that an exchange needs are moved before it.
 
     Args:
-        graph: in order, each node behind those that it reads from.
+        graph: a topologically sorted graph.
 
     Raises:
         EngineError: an exchange needs the result of one with a higher number.
@@ -321,12 +320,11 @@ def keep_exchange_order(graph: ir.Graph) -> None:
 
 
 def _number(node: ir.Node) -> int | None:
-    """The number of an exchange; None for other nodes."""
     return attribute_value(node, "order", None) if node.domain == BURNISH_DOMAIN else None
 
 
 def _with_what_it_needs(node: ir.Node, placed: dict[ir.Node, None]) -> Iterator[ir.Node]:
-    """The nodes that a node needs and that are not placed yet, each behind those that it reads from; the node last."""
+    """Yield the unplaced nodes that a node needs, in topological order, and the node itself last."""
     seen: set[ir.Node] = set()
     stack: list[tuple[ir.Node, bool]] = [(node, False)]
     while stack:
@@ -342,5 +340,5 @@ def _with_what_it_needs(node: ir.Node, placed: dict[ir.Node, None]) -> Iterator[
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes whose results a node reads, by its inputs or within its bodies."""
+    """Yield the nodes whose results a node reads, through its inputs or within its bodies."""
     return (producer for value in read_by(node) if (producer := value.producer()) is not None)

@@ -1,6 +1,6 @@
 """The default engine: stock ONNX Runtime on the CPU.
 
-What ONNX Runtime is given and told is here, and what is made of its failures; what it computes is in the program's graphs.
+This package sets ONNX Runtime's options, passes it data and explains its failures; the computation is in the program's graphs.
 """
 
 import onnxruntime  # noqa: F401  # where it is missing, this package is what cannot be imported

@@ -1,4 +1,4 @@
-"""A graph bound to the buffers of the state, and these buffers."""
+"""A graph that is bound to the buffers of the state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from burnish.stopping import stoppable
 
 ALIGNMENT = 64
 LARGEST_COPIED_INPUT = 2**18
-"""Bytes of an input up to which a copy into a buffer that stays bound takes less time than a binding of its own."""
+"""The size in bytes up to which copying an input into a bound buffer is faster than binding it."""
 Values = dict[str, onnxruntime.OrtValue]
 NO_VALUE = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(0, np.float32))
-"""What an input is bound to between two runs, so that nothing holds the memory of what it read."""
+"""The value of an input between two runs, so that no memory of the real one is held."""
 NO_VALUES: Values = {}
 
 
@@ -38,7 +38,7 @@ class Buffer:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], entry: Entry) -> Buffer:
-        """A buffer that begins on a cache line, which vector kernels read and write faster."""
+        """Return a buffer that starts on a cache line, which vector kernels access faster."""
         dtype = entry.numpy_dtype
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         memory = np.empty(size + ALIGNMENT, dtype=np.uint8)
@@ -47,7 +47,7 @@ class Buffer:
 
     @classmethod
     def copy_of(cls, array: np.ndarray, entry: Entry) -> Buffer:
-        """A buffer of an array's elements, in memory of its own; of a mapped table, in the table itself."""
+        """Return a buffer with a copy of an array; for a mapped table, the table itself."""
         if (table := adopted(array)) is not None:
             return cls(table, entry)
         buffer = cls.empty(array.shape, entry)
@@ -56,9 +56,9 @@ class Buffer:
 
 
 class BoundGraph:
-    """A graph with one binding per set of state buffers; a run rebinds only large inputs and outputs that are not scalars.
+    """A graph with one binding per set of state buffers; a run rebinds only large inputs and non-scalar outputs.
 
-    Smaller inputs are copied into buffers that stay bound while their shapes stay the same.
+    Smaller inputs are copied into buffers that stay bound as long as their shapes do not change.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BoundGraph:
         reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
         scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
         self._scalars = {entry.name: Buffer.empty((), entry) for entry in scalars}
-        # Of row writes too there are indices and rows among the results, beside updates: these are returned as arrays.
+        # Row writes also have indices and rows, together with updates: these are returned as arrays.
         handed_on = () if any(entry.role is Role.STEP for entry in signature.outputs) else GRADIENT_ROLES
         self._gradients = tuple(entry for entry in results if entry.role in handed_on)
         self._other_results = tuple(
@@ -94,7 +94,7 @@ class BoundGraph:
         self.bind()
 
     def bind(self) -> None:
-        """Bind the buffers that the sets have now."""
+        """Bind the current buffers of the sets."""
         self._bind(self._opened.session)
 
     def _bind(self, session: onnxruntime.InferenceSession) -> None:
@@ -117,19 +117,19 @@ class BoundGraph:
         return binding
 
     def _release_gradients(self, binding: Any) -> None:
-        """Let go of the gradients that a binding holds, those read and those computed."""
+        """Release the gradients that a binding holds as inputs and outputs."""
         for entry in self._read_gradients:
             binding.bind_ortvalue_input(entry.name, NO_VALUE)
         for entry in self._gradients:
             binding.bind_output(entry.name, "cpu")
 
     def run(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values = NO_VALUES) -> tuple[Arrays, Values]:
-        """Run on state set ``current``; returns the outputs that are not state, and the gradients, in memory of ONNX Runtime's.
+        """Run on a state set; return the outputs that are not state, and the gradients in memory of ONNX Runtime.
 
         Args:
-            current: the number of the set.
+            current: number of the set.
             inputs: data, labels and hyperparameters.
-            gradients: by name, those among them that the graph reads.
+            gradients: by name, the gradients that the graph reads.
         """
         opened = self._opened
         for name, buffer in self._hyperparameters.items():
@@ -145,7 +145,7 @@ class BoundGraph:
                 return self._run(opened.session, current, inputs, read)
             except Exception as error:
                 return opened.run_with_fewer(lambda session: self._run(session, current, inputs, read), error)
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             self._bind(opened.session)
             if opened.exchanges is not None and opened.exchanges.raised(error):
                 raise
@@ -163,12 +163,12 @@ class BoundGraph:
             binding.bind_ortvalue_input(name, value)
         for entry in self._other_results:
             binding.bind_output(entry.name, "cpu")
-        if self._graph == "apply":  # it may write over the state
+        if self._graph == "apply":  # it may overwrite the state
             session.run_with_iobinding(binding)
         else:
             stoppable(self._options, self._graph, session.run_with_iobinding, binding, self._options)
         outputs = {name: buffer.array.copy() for name, buffer in self._scalars.items()}
-        computed = self._gradients + self._other_results  # in the order in which they were bound first
+        computed = self._gradients + self._other_results  # in the order of their first binding
         values = (
             dict(zip((entry.name for entry in computed), binding.get_outputs()[-len(computed) :], strict=True))
             if computed
@@ -179,7 +179,7 @@ class BoundGraph:
         return outputs, values
 
     def _bind_input(self, binding: Any, entry: Entry, array: np.ndarray) -> None:
-        """Let a binding read an input: a small one in a buffer that all bindings have, another where it lies."""
+        """Bind an input: copy a small one into a bound buffer, and use a large one in place."""
         if array.nbytes > LARGEST_COPIED_INPUT:
             self._input_buffers.pop(entry.name, None)
             binding.bind_ortvalue_input(entry.name, _ort_value(array, entry))
@@ -192,14 +192,14 @@ class BoundGraph:
         np.copyto(buffer.array, array, casting="no")
 
     def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
+        """Run without a binding, for text: ONNX Runtime makes no OrtValues of it, and copies its results."""
         results = self._results(session, current, inputs)
         for name, output in self._updates.items():
             self._sets[1 - current][name].array[...] = results.pop(output)
         return {name: np.asarray(result) for name, result in results.items()}
 
     def _results(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """All outputs of a run that writes to no buffer."""
+        """Return all outputs of a run that writes to no buffer."""
         present = self._sets[current]
         read = (entry.name for entry in self._signature.inputs if entry.is_state)
         buffers = {name: present[self._instead.get(name, name)] for name in read} | self._hyperparameters
@@ -234,20 +234,20 @@ Result = TypeVar("Result")
 
 
 def run_options() -> onnxruntime.RunOptions:
-    """Return options of a run, which ``terminate`` stops."""
+    """Return the options of a run, whose ``terminate`` stops it."""
     options = onnxruntime.RunOptions()
-    # The default. ONNX Runtime asks for it at each run, and takes ten times as long to find out that nobody has set it.
+    # This is the default. If it is not set, ONNX Runtime takes ten times as long to look it up in each run.
     options.add_run_config_entry("gpu_graph_id", "0")
     return options
 
 
 def run_stoppably(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a method of a session computes, which takes ``RunOptions`` last.
+    """Run a method of a session that takes ``RunOptions`` as its last argument; return its result.
 
     Args:
-        graph: its name, for messages.
+        graph: name of the graph, for messages.
         run: the method; it changes no state.
-        arguments: of the method, without the options.
+        arguments: arguments of the method, without the options.
 
     Raises:
         RunStopped: it was stopped.

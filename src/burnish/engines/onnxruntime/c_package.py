@@ -1,4 +1,6 @@
-"""A program as a folder that trains without Python: the C client, the program, its graphs in ONNX Runtime's own format."""
+"""Package a program as a folder that trains without Python: a C client, the program, and its graphs in ONNX Runtime's own
+format.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ from burnish.program import Program, Role
 from burnish.program.signature import FEATURES
 
 GRAPHS = ("init", "step", "evaluate", "predict")
-"""What the client runs; of a program with cached features, their graph too."""
+"""The graphs that the client runs, in addition to ``features`` if there is one."""
 SOURCES = ("burnish.h", "burnish.c", "burnish.hpp", "burnish_ort.h", "main.c", "Makefile")
 IN_PACKAGE = "c_client"
-"""Where an installation has the sources, beside this module; a checkout has them in ``clients/c``."""
+"""The folder of the sources next to this module in an installation; a checkout has them in ``clients/c``."""
 OPERATORS = "required_operators.config"
 SUMS = "SHA256SUMS"
-"""The digests of the graphs and of the program that they belong to, as ``sha256sum`` writes and checks them."""
+"""The digests of the graphs and of their program, in the format of ``sha256sum``."""
 LARGEST = 1 << 30
-"""Bytes of constants from which a graph is not written in ONNX Runtime's format, whose files end at 2 GiB."""
+"""Bytes of constants from which a graph is not written in ONNX Runtime's format, which is limited to 2 GiB."""
 
 README = """# A training program for machines without Python
 
@@ -55,15 +57,15 @@ on batches in the layout of the model, from a program like `main.c`."""
 
 
 def package(program: Program, folder: Path) -> None:
-    """Write a program, the C client and what a reduced build of ONNX Runtime needs into a new folder, whole or not at all.
+    """Write a program, the C client and the list of operators for a reduced build of ONNX Runtime into a new folder, atomically.
 
     Args:
-        program: what to train there.
-        folder: new, or empty.
+        program: the program to train.
+        folder: a new or empty folder.
 
     Raises:
-        CheckpointError: the folder holds something, or cannot be written.
-        ConfigurationError: an input is text, which the client cannot give.
+        CheckpointError: the folder is not empty, or cannot be written.
+        ConfigurationError: an input is text, which the client does not support.
         EngineError: ONNX Runtime cannot load a graph.
     """
     texts = [entry.name for entry in program.signature["step"].inputs_of(Role.DATA) if entry.dtype.name == "STRING"]
@@ -111,7 +113,7 @@ def _write(program: Program, folder: Path) -> None:
 
 
 def _write_models(program: Program, source: Path, folder: Path) -> None:
-    """Write the graphs in ONNX Runtime's format, and the operators that they hold."""
+    """Write the graphs in ONNX Runtime's format, and the list of their operators."""
     folder.mkdir()
     written = []
     for name in _graphs(program):
@@ -122,14 +124,14 @@ def _write_models(program: Program, source: Path, folder: Path) -> None:
         options.optimized_model_filepath = str(folder / f"{name}.ort")
         options.add_session_config_entry("session.save_model_format", "ORT")
         levels = onnxruntime.GraphOptimizationLevel
-        # Optimizations would compute what init fills, which is as large as the optimizer's state, into the file.
+        # Optimizations would write the arrays that init fills into the file, which are as large as the optimizer's state.
         options.graph_optimization_level = levels.ORT_DISABLE_ALL if name == "init" else levels.ORT_ENABLE_ALL
         try:
-            # Its blocked layout is for the processor at hand alone.
+            # Its blocked layout only fits the current processor.
             onnxruntime.InferenceSession(
                 source / f"{name}.onnx", options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
             )
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise EngineError(
                 f"ONNX Runtime {onnxruntime.__version__} cannot write the {name} graph in its format: {error}"
             ) from error
@@ -147,7 +149,7 @@ def _graphs(program: Program) -> tuple[str, ...]:
 def _write_operators(models: list[Path], path: Path) -> None:
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
-    # It reports the path that it writes to, which is not where the package will be.
+    # It reports its output path, which is not the final path of the package.
     logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
     with contextlib.redirect_stdout(io.StringIO()):
         create_config_from_models(models, path, False)
@@ -156,7 +158,7 @@ def _write_operators(models: list[Path], path: Path) -> None:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    """The client's files, by name."""
+    """Yield the client's files, by name."""
     installed = resources.files("burnish.engines.onnxruntime") / IN_PACKAGE
     checkout = Path(__file__).parents[4] / "clients" / "c"
     for name in SOURCES:

@@ -1,4 +1,4 @@
-"""The engine: its options, and the sessions that it makes of them."""
+"""The ONNX Runtime engine: its options and its sessions."""
 
 from __future__ import annotations
 
@@ -51,12 +51,11 @@ TARGET = replace(
     domains=MappingProxyType({**TARGETS["onnxruntime"].domains, "com.microsoft": None}),
     collectives=BETWEEN_PARTS,
 )
-"""What programs are compiled for, the operators that ONNX Runtime has beyond the standard's, and the exchanges that are made
-between two parts of a graph."""
+"""The target of programs for it: ONNX Runtime's operators beyond the standard, and exchanges between two parts of a graph."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 Provider = str | tuple[str, Mapping[str, Any]]
-"""The name of an execution provider, alone or with its options."""
+"""The name of an execution provider, with or without its options."""
 
 _LEVELS: dict[Level, onnxruntime.GraphOptimizationLevel] = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -69,51 +68,53 @@ _ORDERS = {
     "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
 }
 SPINS_NO_LONGER = "session.force_spinning_stop"
-"""The option of a session whose threads sleep as soon as a run ends; else they wait actively for some 35 ms."""
+"""The option of a session that makes threads sleep right after a run, instead of spinning for some 35 ms."""
 _CONFIG = {"session.qdq_matmulnbits_accuracy_level": "1"}
-"""Of every session: float32 beside weights of few bits behind DequantizeLinear, where ONNX Runtime would round to eight bits."""
+"""Set for every session: products of float32 with weights of few bits after DequantizeLinear stay float32; ONNX Runtime would
+round to eight bits.
+"""
 _ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
 
 class OnnxRuntimeEngine(RunsModels):
-    """Runs programs on stock ONNX Runtime.
+    """The engine that runs programs on stock ONNX Runtime.
 
-    Same program, state, batches and ``threads``: bitwise the same results on the same machine.
+    The same program, state, batches and ``threads`` give the same bits on the same machine.
 
     Args:
-        optimization: how far ONNX Runtime may rewrite the graphs when it loads them; less where it rewrites one wrong
+        optimization: how far ONNX Runtime may rewrite the graphs when it loads them; choose less if it breaks one
             (``optimizations``).
-        arena: how its memory arena grows: by what is asked for (``same_as_requested``), or by regions that double
-            (``next_power_of_two``); ``none`` returns every buffer to the operating system at once, which is slower. The arena
-            is shared by all sessions of the process: the first engine that opens a session decides between the first two.
-        memory_pattern: plan the buffers of a step as one block when shapes repeat; nearly twice the memory on a residual
+        arena: growth of its memory arena: by the requested size (``same_as_requested``), or by doubling regions
+            (``next_power_of_two``); ``none`` returns every buffer to the operating system at once, which is slower. All sessions
+            of the process share the arena: the first engine that opens a session decides between the first two.
+        memory_pattern: True plans the buffers of a step as one block if shapes repeat; nearly twice the memory on a residual
             network, at the same speed.
-        execution_order: order of independent nodes: ``default`` or ``priority``, whose peak memory was a fifth lower on a
-            residual network, at the same speed.
-        spinning: let idle threads wait actively; faster steps, at the cost of what else runs on the machine.
-        config: further ONNX Runtime session configuration entries, by key.
-        custom_op_library: a shared library of operators of other domains, as ONNX Runtime loads them. Such operators stand in a
-            program that is compiled with ``target=engine.target``; a gradient flows through them where a rule is registered
+        execution_order: order of independent nodes: ``default`` or ``priority``, with a fifth less peak memory on a residual
+            network, at the same speed.
+        spinning: True lets idle threads wait actively; faster steps, at the cost of other work on the machine.
+        config: additional ONNX Runtime session configuration entries, by key.
+        custom_op_library: a shared library of operators of other domains for ONNX Runtime. A program may contain them if it is
+            compiled with ``target=engine.target``; gradients pass through those with a registered rule
             (``burnish.operators.gradient``).
-        providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
-            them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
-            every step.
-        kernels: train convolutions, normalization, chains of elementwise arithmetic and updates by burnish's own kernels. None
-            uses them where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True
-            builds them where they are missing, which takes a C++ compiler and some seconds, once. False runs standard
-            operators alone, which come to the bits of clients in other languages.
-        verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
-            something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
+        providers: ONNX Runtime's execution providers in order of preference, each by its name, or with its options. The CPU runs
+            the nodes that no provider takes. The state stays in CPU memory: a provider with its own memory copies it in every
+            step.
+        kernels: True or None trains convolutions, normalization, chains of elementwise arithmetic and updates with burnish's own
+            kernels. None uses them if they are built, but not with other providers than the CPU's, nor with
+            ``optimization="none"``. True builds missing ones, once, which takes a C++ compiler and some seconds. False runs only
+            standard operators, with the same bits as clients in other languages.
+        verify: True compares the first run of each graph with a run without optimizations, and drops the optimizations that
+            change its results (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
     Raises:
-        EngineError: an option is none of those it may be, this ONNX Runtime was built without a provider, the library cannot be
-            loaded, or the kernels not be built.
+        EngineError: an option has an invalid value, this ONNX Runtime was built without a provider, the library cannot be loaded,
+            or the kernels cannot be built.
 
     Attributes:
-        target: the standard's operators, and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
-            any other.
-        kernels: the path of the library whose kernels run; None where standard operators run alone.
-        profile_prefix: begins the names of the files that ONNX Runtime's profiler writes; None where it is off.
+        target: the standard's operators and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
+            any other domain.
+        kernels: path of the kernel library; None if only standard operators run.
+        profile_prefix: prefix of the files that ONNX Runtime's profiler writes; None without profiling.
     """
 
     name = "onnxruntime"
@@ -161,12 +162,12 @@ class OnnxRuntimeEngine(RunsModels):
             return Library(None, "kernels=False goes without them")
         if self.optimization == "none":
             return Library(None, "optimization='none' runs the nodes of a graph as they are")
-        # What another provider would compute does not go through the CPU's memory unasked.
+        # Data for another provider does not pass through CPU memory unless requested.
         others = [name for provider in self.providers if (name := _name_of(provider)) != CPU_PROVIDER]
         return Library(None, f"they are for the CPU, and {others[0]} comes first") if others else find_library()
 
     def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
-        """What sessions of this engine run on (``burnish.engines.base.described``)."""
+        """Return a description of this engine's sessions (``burnish.engines.base.described``)."""
         return {
             "kernels": None if self.kernels is None else str(self.kernels),
             "kernels_reason": self._library.reason,
@@ -186,15 +187,15 @@ class OnnxRuntimeEngine(RunsModels):
         """Open a program with copies of ``state``; graphs are loaded when they are first run.
 
         Args:
-            graphs: those of the program, lowered to this engine's target.
+            graphs: graphs of the program, lowered to this engine's target.
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
-            communicator: to other workers, which open the program together. Kernels make the exchanges inside the training
-                graph (``exchanges``); if a worker has no kernels, the graph is cut at them (``split_graph``).
+            communicator: connection to other workers, which open the program together. Kernels make the exchanges inside the
+                training graph (``exchanges``); if a worker has no kernels, the graph is cut at them (``split_graph``).
 
         Raises:
-            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number from 1 to 1024.
+            EngineError: ``device`` is not ``cpu``, or ``threads`` is not an integer from 1 to 1024.
         """
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
@@ -206,7 +207,7 @@ class OnnxRuntimeEngine(RunsModels):
         if self._exchanges_inside(communicator):
             return OnnxRuntimeRunner(_AmongWorkers(self, communicator, graphs.target.kernels), graphs, state, threads)
 
-        # How many samples count is known before the logits are: in one node the exchange of their number would wait for these.
+        # The number of samples is known before the logits: fused into one node, its exchange would wait for them.
         waiting = {operator.name for operator in PARTS}
         graphs = graphs.with_kernels(graphs.target.kernels - waiting)
 
@@ -214,7 +215,7 @@ class OnnxRuntimeEngine(RunsModels):
             return self.load(model, threads)
 
         def load_split(model: ir.Model, graph: str) -> LoadedModel:
-            # What kernels take together, and an exchange parts, is lowered in each part.
+            # Operators that a kernel fuses but an exchange separates are lowered in each part.
             return SplitGraph(model, load_part, communicator, graphs.target.kernels) if graph == "step" else load_part(model)
 
         return ArrayRunner(graphs, state, lambda graph: load_split(graphs.copy_of(graph), graph), load_split)
@@ -228,12 +229,12 @@ class OnnxRuntimeEngine(RunsModels):
         return bool(array_of(communicator.all_gather(buffer_of(communicator, can))).all())
 
     def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
-        """Load a model, to be run any number of times; ``threads`` as ``open`` takes it.
+        """Load a model, to be run repeatedly; ``threads`` is as for ``open``.
 
-        One that holds bfloat16 is computed in float32, and its outputs are rounded: there are no kernels for it.
+        A model with bfloat16 is computed in float32, with rounded outputs, because there are no kernels for it.
 
         Raises:
-            EngineError: ONNX Runtime cannot load the model, or, from what is returned, cannot run it.
+            EngineError: ONNX Runtime cannot load the model, or, from the returned callable, cannot run it.
         """
         declared = {value.name or "": value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
         is_widened = has_bfloat16(model)
@@ -253,7 +254,7 @@ class OnnxRuntimeEngine(RunsModels):
             try:
                 opened.verify(lambda session: dict(zip(names, run_stoppably("model", session.run, names, feeds), strict=True)))
                 results = opened.run(lambda session: run_stoppably("model", session.run, names, feeds))
-            except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            except Exception as error:  # the errors of ONNX Runtime have no common base class
                 raise run_failure("model", error, opened.model) from error
             arrays = dict(zip(names, results, strict=True))
             if is_widened:
@@ -272,15 +273,15 @@ class OnnxRuntimeEngine(RunsModels):
         rewrites: bool = True,
         in_turn: bool = False,
     ) -> OpenedGraph:
-        """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with.
+        """Load a model with as many of ONNX Runtime's optimizations as possible.
 
         Args:
-            model: not to be changed while it is open: it may be loaded again.
-            graph: names it in errors.
-            threads: as ``open`` takes them.
-            rewrites: False runs the nodes of ``OpenedGraph.model`` as they are, each one's readers soon after it.
-            in_turn: another graph runs right after this one, on threads of its own: those of this one sleep when a run ends,
-                where they would else wait actively for the next, on the cores that the other's need.
+            model: the model; do not modify it while it is open, because it may be loaded again.
+            graph: name for errors.
+            threads: as for ``open``.
+            rewrites: False runs the nodes of ``OpenedGraph.model`` unchanged, each one's readers soon after it.
+            in_turn: True if another graph with its own threads runs right after this one: the threads of this one then sleep
+                after a run, instead of spinning on the cores that the other needs.
 
         Raises:
             EngineError: ONNX Runtime cannot load the model.
@@ -303,7 +304,7 @@ class OnnxRuntimeEngine(RunsModels):
             model = model.clone()
             call_kernels(model, threads)
             raise_scalar_ranks(model)
-        elif has_low_scalars(model):  # as graphs of several workers have, and programs of earlier versions
+        elif has_low_scalars(model):  # in graphs of several workers, and programs of earlier versions
             model = model.clone()
             raise_scalar_ranks(model)
         return OpenedGraph(graph, model, Optimizations.of(self.optimization, model), load, self.verify)
@@ -320,19 +321,19 @@ class OnnxRuntimeEngine(RunsModels):
 
         Args:
             model: the model.
-            graph: what it is called in errors.
+            graph: name for errors.
             threads: threads used inside one operator; None leaves it to ONNX Runtime.
-            optimizations: how far it may be rewritten; None is the engine's choice.
+            optimizations: limit of rewriting; None is the engine's choice.
 
         Raises:
             EngineError: ONNX Runtime cannot load the model.
-            ModelError: a file that holds a constant of the model has been written to.
+            ModelError: a file that holds a constant of the model was overwritten.
         """
         optimizations = optimizations or Optimizations.of(self.optimization, model)
         options = self._session_options(threads)
         options.graph_optimization_level = _LEVELS[optimizations.level]
         if simulates_quantization(model.graph):
-            # Integer kernels saturate and refuse scales in ways of their own: what is trained is the rounding by itself.
+            # Integer kernels saturate differently and reject some scales: training simulates only the rounding.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
 
         def load(source: bytes | Path) -> onnxruntime.InferenceSession:
@@ -346,9 +347,9 @@ class OnnxRuntimeEngine(RunsModels):
                 path = Path(directory, f"{graph}.onnx")
                 save_model(model, path)
                 return load(path)
-        except BurnishError:  # a constant that cannot be read any more
+        except BurnishError:  # a constant that is no longer readable
             raise
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise load_failure(graph, error, model) from error
 
     def _session_options(self, threads: int | None) -> onnxruntime.SessionOptions:
@@ -378,12 +379,12 @@ class OnnxRuntimeEngine(RunsModels):
 
 @dataclass(frozen=True)
 class _AmongWorkers:
-    """An engine that opens graphs of several workers: their exchanges are made within them.
+    """An engine that opens graphs of several workers with exchanges inside them.
 
     Attributes:
-        engine: with kernels.
-        communicator: to the other workers.
-        loaded: the names of operators of burnish's own that the engine knows.
+        engine: an engine with kernels.
+        communicator: connection to the other workers.
+        loaded: names of burnish's own operators that the engine knows.
     """
 
     engine: OnnxRuntimeEngine
@@ -393,7 +394,6 @@ class _AmongWorkers:
     def open_graph(
         self, model: ir.Model, graph: str, threads: int | None, *, rewrites: bool = True, in_turn: bool = False
     ) -> OpenedGraph:
-        """Load a model as ``OnnxRuntimeEngine.open_graph`` does."""
         if not any(map(is_exchange, model.graph.all_nodes())):
             check_exchanges(model.graph, self.loaded)
             return self.engine.open_graph(model, graph, threads, rewrites=rewrites, in_turn=in_turn)
@@ -406,7 +406,7 @@ class _AmongWorkers:
 
 
 def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
-    """Return the providers as ONNX Runtime takes them, the CPU's after them."""
+    """Return the providers in the form that ONNX Runtime takes, with the CPU's last."""
     available = onnxruntime.get_available_providers()
     checked: list[str | tuple[str, dict[str, Any]]] = []
     for provider in [providers] if isinstance(providers, str) else providers:
@@ -425,7 +425,7 @@ def _name_of(provider: Provider) -> str:
 
 
 def _checked_library(library: str | Path) -> str:
-    """Return the path of a library of operators, which ONNX Runtime has loaded."""
+    """Return the path of an operator library after ONNX Runtime has loaded it."""
     path = Path(library)
     problem = None
     if not path.is_file():
@@ -433,7 +433,7 @@ def _checked_library(library: str | Path) -> str:
     else:
         try:
             onnxruntime.SessionOptions().register_custom_ops_library(str(path))
-        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             problem = " ".join(str(error).split()).rstrip(".")
     if problem is not None:
         raise EngineError(
@@ -447,9 +447,9 @@ _arena_is_registered = False
 
 
 def _register_shared_arena(strategy: int) -> None:
-    """Register the arena that all sessions of the process share, once: the first strategy asked for is the one.
+    """Register the arena that all sessions of the process share, once: the first strategy wins.
 
-    A session's own arena doubles its regions, and each session has its own: evaluation would add its peak to training's.
+    A session's own arena doubles its regions, and each session has one, so evaluation would add its peak to that of training.
     """
     global _arena_is_registered
     if _arena_is_registered:
@@ -457,6 +457,6 @@ def _register_shared_arena(strategy: int) -> None:
     information = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
-    with contextlib.suppress(Exception):  # it fails when the host program has registered its own: then that one serves
+    with contextlib.suppress(Exception):  # fails if the host program has registered its own arena, which is then used
         onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg({"arena_extend_strategy": strategy}))
     _arena_is_registered = True

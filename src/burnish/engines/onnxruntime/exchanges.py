@@ -1,9 +1,9 @@
-"""Exchanges with other workers within a graph of ONNX Runtime's: nodes whose kernel calls Python, which makes the exchange.
+"""Exchanges with other workers inside an ONNX Runtime graph: nodes whose kernel calls Python to make the exchange.
 
-The whole step stays one graph, with the engine's kernels, and its state where it lies. The kernel
-(``native/exchange_operator.h``) tells the number of its node, and shows the operands in ONNX Runtime's memory. ONNX Runtime runs
-nodes in any order that their operands allow, on another worker maybe in another one: a token goes from each exchange to the next.
-What ends an exchange of gradients stands as late as its readers let it.
+The step stays one graph, with the engine's kernels and its state in place. The kernel (``native/exchange_operator.h``) passes the
+number of its node and the operands in ONNX Runtime's memory. ONNX Runtime runs nodes in any order that their operands allow,
+perhaps in a different one on each worker, so a token passes from each exchange to the next. The end of a gradient exchange is
+placed as late as its readers allow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, O
 EXCHANGE = EngineOperator("Exchange", ("x...",), ("y...",))
 Result = TypeVar("Result")
 FAILED, MADE_IT = 0, 1
-"""What the kernel is told. ctypes returns zero where the function raises."""
+"""Return values for the kernel. ctypes returns zero if the function raises."""
 
 
 class _Operand(ctypes.Structure):
@@ -59,9 +59,9 @@ class _Exchange:
     """An exchange of an open graph.
 
     Attributes:
-        make: returns the results for the operands, which lie in ONNX Runtime's memory and are not to be written.
-        failures: of the graph's exchanges; what this one raises is added.
-        allocate: the library's function that gives the memory of a result.
+        make: a function from the operands, which are in ONNX Runtime's memory and must not be written, to the results.
+        failures: list of the graph's failures, to which an error of this exchange is added.
+        allocate: the library's function that returns the memory of a result.
     """
 
     make: Callable[[Operands], Operands]
@@ -79,14 +79,14 @@ class _Exchange:
 
 _numbers = itertools.count(1)
 _open: weakref.WeakValueDictionary[int, _Exchange] = weakref.WeakValueDictionary()
-"""The exchanges of all open graphs, by their numbers."""
+"""The exchanges of all open graphs, by number."""
 
 
 def _make(number: int, operands: Any, count: int, context: int) -> int:
     exchange = _open[number]
     try:
         exchange.run(operands, count, context)
-    except BaseException as error:  # Ctrl-C too: nothing may be raised through ONNX Runtime
+    except BaseException as error:  # also Ctrl-C: no exception may pass through ONNX Runtime
         exchange.failures.append(error)
         return FAILED
     return MADE_IT
@@ -98,7 +98,7 @@ _make_for_kernels = _FUNCTION(_make)
 
 @functools.cache
 def _connected(library: Path) -> Any:
-    """Let a library of kernels, which ONNX Runtime has loaded, call this module; returns its function that gives memory."""
+    """Connect a loaded kernel library to this module; return its function that allocates results."""
     functions = ctypes.PyDLL(str(library))
     functions.burnish_set_exchange(_make_for_kernels)
     allocate = functions.burnish_exchange_output
@@ -109,12 +109,11 @@ def _connected(library: Path) -> Any:
 
 @functools.cache
 def _dtype(number: int) -> np.dtype:
-    """The dtype that ONNX has this number for."""
     return ir.DataType(number).numpy()
 
 
 def _array(address: int | None, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Memory at an address as an array, which does not own it."""
+    """Return memory at an address as an array that does not own it."""
     count = math.prod(shape)
     if not count or address is None:
         return np.empty(shape, dtype)
@@ -123,17 +122,17 @@ def _array(address: int | None, shape: Sequence[int], dtype: np.dtype) -> np.nda
 
 
 class Exchanges:
-    """The exchanges of a graph. They can be made as long as this is there.
+    """The exchanges of a graph, valid as long as this object exists.
 
     Args:
-        model: of several workers, lowered to a target whose collectives are among ``BETWEEN_PARTS``; its exchanges become nodes
-            that the library runs, in place.
-        library: of the kernels.
-        communicator: to the other workers.
-        loaded: names of operators of burnish's own that the engine knows beside standard ones.
+        model: a model for several workers, lowered to a target whose collectives are among ``BETWEEN_PARTS``; its exchanges
+            become nodes of the library, in place.
+        library: path of the kernels.
+        communicator: connection to the other workers.
+        loaded: names of burnish's own operators that the engine knows in addition to standard ones.
 
     Raises:
-        EngineError: an exchange stands in the body of a control flow operator, or cannot be made here.
+        EngineError: an exchange is in the body of a control flow operator, or is not supported here.
     """
 
     def __init__(self, model: ir.Model, library: Path, communicator: Communicator, loaded: frozenset[str]):
@@ -144,7 +143,9 @@ class Exchanges:
         check_exchanges(graph, loaded)
         keep_exchange_order(graph)
         started: dict[ir.Node, _Started] = {}
-        token = graph.inputs[0]  # any value that is no constant: ONNX Runtime would make the exchange as it loads the graph
+        token = graph.inputs[
+            0
+        ]  # any value but a constant, for which ONNX Runtime would make the exchange when it loads the graph
         for node in _in_order(graph):
             if ALL_REDUCE_START.is_of(node):
                 started[node] = _Started(Terms.of(node), communicator)
@@ -164,10 +165,10 @@ class Exchanges:
         graph.sort()
 
     def run(self, attempt: Callable[[], Result]) -> Result:
-        """Return what ``attempt`` returns, which runs the graph once.
+        """Call ``attempt``, which runs the graph once, and return its result.
 
         Raises:
-            BaseException: what an exchange raised, or else what ``attempt`` did.
+            BaseException: the error of an exchange, or else that of ``attempt``.
         """
         self._failures.clear()
         try:
@@ -178,7 +179,7 @@ class Exchanges:
             raise
 
     def raised(self, error: BaseException) -> bool:
-        """Whether an exchange of the last run raised an error."""
+        """True if an exchange of the last run raised this error."""
         return error in self._failures
 
     def _made(self, node: ir.Node) -> Callable[[Operands], Operands]:
@@ -193,7 +194,7 @@ class Exchanges:
         make: Callable[[Operands], Operands],
         token: ir.Value | None,
     ) -> ir.Value:
-        """Let a node of the library stand for one that exchanges, with these operands and outputs; returns the next token."""
+        """Replace an exchange by a node of the library with these operands and outputs; return the next token."""
         assert node.graph is not None
         exchange = _Exchange(make, self._failures, self._allocate)
         number = next(_numbers)
@@ -227,11 +228,11 @@ class Exchanges:
 
 
 class _Started:
-    """An exchange of gradients, which goes on beside what is computed until ``finish``.
+    """An exchange of gradients that continues during computation, until ``finish``.
 
     Args:
-        terms: of ``AllReduceStart``.
-        communicator: to the other workers.
+        terms: attributes of ``AllReduceStart``.
+        communicator: connection to the other workers.
     """
 
     def __init__(self, terms: Terms, communicator: Communicator):
@@ -241,7 +242,7 @@ class _Started:
         self._under_way: tuple[np.ndarray, Pending, list[np.ndarray]] | None = None
 
     def start(self, operands: Operands) -> Operands:
-        """Begin; nothing where the last operand says that there is no exchange in this step."""
+        """Start the exchange, unless the last operand says that this step has none."""
         tensors, has_samples = self.terms.travelling(operands)
         was_broken_off, self._under_way = self._under_way is not None, None
         if self.terms.conditional and not operands[-1]:
@@ -252,13 +253,13 @@ class _Started:
         if self._shared is not None:
             self._shared.settle()
         flat = flat_operands(tensors, has_samples, self._own)
-        # The operands' memory is used again as soon as they have been read.
+        # The operands' memory is reused as soon as they have been read.
         like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in tensors]
         self._under_way = flat, self._begin(flat), like
         return []
 
     def _open(self, dtype: np.dtype, count: int) -> None:
-        """Take memory for all steps, for sizes of gradients do not change: that which workers share where there is such."""
+        """Allocate memory for all steps, because sizes of gradients do not change: shared between workers if possible."""
         if self._own is None:
             of_buffers = buffer_of(self._communicator, np.empty(0, dtype)).dtype
             group, channel = self.terms.group, self.terms.channel
@@ -272,7 +273,7 @@ class _Started:
         return self._communicator.all_reduce(buffer, group=self.terms.group, channel=self.terms.channel)
 
     def finish(self, operands: Operands) -> Operands:
-        """Wait for the sums; without an exchange the operands stay what they are."""
+        """Wait for the sums; without an exchange, return the operands."""
         if self._under_way is None:
             return operands
         flat, pending, like = self._under_way
@@ -282,9 +283,9 @@ class _Started:
 
 
 def _in_order(graph: ir.Graph) -> list[ir.Node]:
-    """The exchanges of a graph in the order in which all workers make them: that of their numbers, which they stand in.
+    """Return the exchanges of a graph in the order in which all workers make them: that of their numbers.
 
-    What ends an exchange that was begun before comes right before the first that needs it, and else last.
+    The end of an exchange comes right before the first one that needs it, or else last.
     """
     unplaced: list[ir.Node] = []
     ordered: list[ir.Node] = []
@@ -309,7 +310,7 @@ def _start_of(finish: ir.Node) -> ir.Node:
 
 
 def _types_of(node: ir.Node, outputs: Sequence[ir.Value], is_chained: bool) -> list[ir.Attr]:
-    """Types and shapes of the outputs, as attributes; an extent that only a run tells is -1."""
+    """Return types and shapes of the outputs as attributes; an extent that is only known at run time is -1."""
     types, ranks, extents = [], [], []
     for value in outputs:
         if value.dtype is None or value.shape is None:
@@ -321,5 +322,5 @@ def _types_of(node: ir.Node, outputs: Sequence[ir.Value], is_chained: bool) -> l
         extents += [extent if isinstance(extent, int) else -1 for extent in value.shape.dims]
     if is_chained:
         types, ranks, extents = [*types, int(ir.DataType.INT64)], [*ranks, 1], [*extents, 1]
-    # One too many: an attribute cannot be empty.
+    # With an extra element, because an attribute cannot be empty.
     return [ir.AttrInt64s("types", types), ir.AttrInt64s("ranks", ranks), ir.AttrInt64s("extents", [*extents, 0])]

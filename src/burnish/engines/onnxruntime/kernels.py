@@ -1,4 +1,4 @@
-"""Kernels of burnish's own on ONNX Runtime: the library of their operators, and the graph passes that call them."""
+"""Burnish's own kernels on ONNX Runtime: the library of their operators, and the graph passes that call them."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ from burnish.warn import warn
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
 COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
-"""Those that also count labels, which workers tell each other."""
+"""Kernels that also count labels, which workers exchange."""
 ROWS = (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE, *COUNTING)
 RECURRENT = (LSTM_STEPS, LSTM_STEPS_GRAD, GRU_STEPS, GRU_STEPS_GRAD)
 PARTS = (*COUNTING, *SYNCHRONIZED)
-"""Those that gain nothing, or lose, where a graph is cut at its exchanges."""
+"""Kernels that gain nothing, or lose, if a graph is cut at its exchanges."""
 OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED, CLIP_GRAD, RELU_GRAD, GATHER_GRAD, *IMAGES, *ROWS, *RECURRENT)
-"""The semantic operators that there are kernels for, be it for some of their nodes alone."""
+"""The semantic operators with kernels, for some or all of their nodes."""
 
 _WITH_OPTIONAL_OPERANDS = (
     FUSED_BATCH_NORM,
@@ -82,12 +82,12 @@ SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
 @dataclass(frozen=True)
 class Library:
-    """The library of operators that an engine runs, or why it runs none.
+    """The operator library of an engine, or the reason why there is none.
 
     Attributes:
-        path: of the library; None if standard operators run instead.
-        reason: why there is none, as a clause; None if there is one.
-        remedy: how to come by one, as a sentence without its full stop; None if nobody misses it.
+        path: path of the library; None if standard operators run instead.
+        reason: reason why there is none, as a clause; None if there is one.
+        remedy: the way to get one, as a sentence without its full stop; None if it is not needed.
     """
 
     path: Path | None
@@ -96,15 +96,15 @@ class Library:
 
     @property
     def level(self) -> str:
-        """The instructions that run: those of the library, or the best of this processor, such as ``avx512``."""
+        """The instruction set of the library, or the best one of this processor, such as ``avx512``."""
         return compiling.cpu_level() if self.path is None else level_of(self.path, SOURCE)
 
 
 def find_library() -> Library:
-    """The library that the installation built, or an earlier run. A damaged one in the cache is built again.
+    """Return the library built by the installation or an earlier run. A damaged one in the cache is rebuilt.
 
     Warns:
-        KernelWarning: there is one in the cache that must not be loaded, or that cannot be built again.
+        KernelWarning: a cached library must not be loaded, or cannot be rebuilt.
     """
     if is_switched_off():
         return Library(None, SWITCHED_OFF)
@@ -127,7 +127,7 @@ def find_library() -> Library:
 
 
 def build_operators() -> Library:
-    """The library; it is built if it is not there.
+    """Return the library, built if necessary.
 
     Raises:
         EngineError: it cannot be built.
@@ -145,10 +145,9 @@ def build_operators() -> Library:
 
 
 def _check_loads(library: Path) -> None:
-    """Raise RuntimeError if ONNX Runtime cannot load a library."""
     try:
         onnxruntime.SessionOptions().register_custom_ops_library(str(library))
-    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+    except Exception as error:  # the errors of ONNX Runtime have no common base class
         raise RuntimeError(
             f"ONNX Runtime {onnxruntime.__version__} cannot load the kernels in '{library}' ({first_line(error)}); remove the "
             "file, or install burnish again"
@@ -157,7 +156,7 @@ def _check_loads(library: Path) -> None:
 
 @functools.cache
 def tell_of_missing(reason: str, remedy: str) -> None:
-    """Say on stderr, once per process, that sessions run standard operators because kernels are missing."""
+    """Report on stderr, once per process, that sessions run standard operators because kernels are missing."""
     print(
         f"burnish: kernels are missing ({reason}), so steps take up to three times as long. {remedy}. "
         "BURNISH_KERNELS=off hides this line.",
@@ -167,11 +166,11 @@ def tell_of_missing(reason: str, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class Calling:
-    """What the passes that call kernels are told.
+    """The context of the passes that call kernels.
 
     Attributes:
-        threads: that kernels run on.
-        outputs: the names of the outputs of the graph.
+        threads: number of threads of the kernels.
+        outputs: names of the graph's outputs.
     """
 
     threads: int
@@ -179,7 +178,7 @@ class Calling:
 
 
 def _keep_for_kernels(model: ir.Model, *kept: SemanticOperator) -> bool:
-    """Lower what no kernel takes; ``kept`` are semantic operators that a later pass may give to one."""
+    """Lower the semantic operators without kernels, except ``kept``, which a later pass may replace."""
     called = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN}
     return lower_semantic_operators(model, keep=called - {operator.name for operator in OPERATORS} | {item.name for item in kept})
 
@@ -205,7 +204,7 @@ ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
         rewrite_graph(sort, reason="TopologicalSortPass makes the same call"),
         Pass("lower_all_but_images", lambda model, _: _keep_for_kernels(model, *IMAGES)),
         Pass("use_channels_last", lambda model, context: use_channels_last(model.graph, context.threads)),
-        # No kernel computes what only such nodes read.
+        # No kernel computes values for unused nodes.
         rewrite_graph(remove_unread_nodes, reason="RemoveUnusedNodesPass takes as long as the graph has outputs, for each node"),
         Pass("leave_out_missing_operands", lambda model, _: _leave_out_missing_operands(model.graph)),
         Pass("lower_what_no_kernel_takes", lambda model, _: _keep_for_kernels(model)),
@@ -216,17 +215,17 @@ ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
     ),
     settles=False,
 )
-"""A graph that calls our kernels where it can; semantic operators that none takes are lowered."""
+"""Passes that call our kernels in a graph, and lower the other semantic operators."""
 
 
 def call_kernels(model: ir.Model, threads: int | None = None) -> None:
-    """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered.
+    """Call kernels in a graph if possible, in place; lower the other semantic operators.
 
     Args:
         model: the model.
-        threads: threads that kernels run on; None for all cores.
+        threads: number of threads of the kernels; None for all cores.
     """
-    if has_bfloat16(model):  # which ONNX Runtime cannot load, and says of which standard operator
+    if has_bfloat16(model):  # ONNX Runtime cannot load these, and its error names the standard operator
         lower_semantic_operators(model)
         return
     ONNXRUNTIME_KERNELS.run(model, Calling(int(threads or cores()), tuple(value.name for value in model.graph.outputs)))
@@ -234,13 +233,13 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> bool:
-    """Give outputs of a graph their names again, by which a session finds them."""
+    """Restore the names of a graph's outputs, by which a session finds them."""
     changed = False
     for place, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
         if value.name != name and value.producer() is not None and value.name not in names:
             value.name = name
             changed = True
-        elif value.name != name:  # what else is an output, or an input, keeps its own
+        elif value.name != name:  # other outputs, and inputs, keep their names
             builder = Builder(graph)
             copy = builder.op("Identity", builder.tensor(value)).value
             copy.name = name
@@ -250,7 +249,7 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> bool:
 
 
 def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
-    """Say by an attribute which operands a node has, and give it no others; outputs go that the kernel leaves out."""
+    """List a node's present operands in an attribute and remove absent ones; remove outputs that the kernel leaves out."""
     outputs = list(node.outputs)
     keeps_flow = FUSED_BATCH_NORM_GRAD.is_of(node) or FUSED_BATCH_NORM_GRAD_SUMS.is_of(node)
     if keeps_flow and not outputs[-1].uses() and not outputs[-1].is_graph_output():

@@ -1,4 +1,4 @@
-"""How much memory a step takes on ONNX Runtime, measured in a process of its own, on Linux."""
+"""Measure the memory of a step on ONNX Runtime in a separate process, on Linux."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 def measure(program: Program, batch: int) -> int | None:
-    """Return the bytes that steps take at their peak; see ``Program.measured_peak``."""
+    """Return the peak memory of steps in bytes; see ``Program.measured_peak``."""
     if not (STATUS.is_file() and CLEAR.exists()):
         return None
     with tempfile.TemporaryDirectory(prefix="burnish-") as folder:
@@ -53,7 +53,7 @@ def _drawn(entry: Entry, batch: int, generator: np.random.Generator) -> np.ndarr
 
 
 def main() -> None:
-    """Run steps of a saved program, and print by how much the peak of memory is above what it was before."""
+    """Run steps of a saved program, and print the increase of the peak memory."""
 
     program, batch = Program.load(sys.argv[1]), int(sys.argv[2])
     engine, generator = OnnxRuntimeEngine(), np.random.default_rng(0)
@@ -70,13 +70,13 @@ def main() -> None:
     del state
     assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
     runner.load_step()
-    # The runtime and the loaded graph are not in the difference; the present state, which is there already, is.
+    # The difference leaves out the runtime and the loaded graph, but includes the present state.
     before = _resident(peak=False) - held
     CLEAR.write_text("5", encoding="ascii")
     for _ in range(STEPS):
         try:
             runner.step(inputs)
-        except NonFiniteLossError:  # of drawn values: the step has run all the same
+        except NonFiniteLossError:  # random values: the step has run nevertheless
             break
     print(json.dumps(max(0, _resident(peak=True) - before)))
 

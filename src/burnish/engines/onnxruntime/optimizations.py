@@ -1,10 +1,10 @@
-"""What ONNX Runtime may rewrite in a graph when it loads it, and how a graph goes on that it has rewritten wrong.
+"""Limit ONNX Runtime's graph rewrites at loading, and recover graphs that they broke.
 
-An optimizer of ONNX Runtime that takes one graph for another makes it fail, at loading or where a shape leads there, or makes it
-compute something else. Against the first, a graph that fails is run once without any optimization. Where it runs then, it is
-opened again with less, down to none, for good; where it fails again, the fault is not ONNX Runtime's, and the graph stays as it
-is. Against the second, which nothing reports, the optimizers that are known for it are left out from the start, and
-``OnnxRuntimeEngine(verify=True)`` compares the first run of each graph with one without optimizations.
+An optimizer of ONNX Runtime that mistakes one graph for another makes it fail, at loading or for some shapes, or changes its
+results. Against failures, a graph that fails is run once without any optimization. If it then runs, it is reopened permanently
+with fewer, down to none; if it fails again, ONNX Runtime is not at fault, and the graph is kept. Against changed results, which
+nothing reports, the optimizers that are known for them are disabled from the start, and ``OnnxRuntimeEngine(verify=True)``
+compares the first run of each graph with one without optimizations.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Level = Literal["none", "basic", "extended", "all"]
 Result = TypeVar("Result")
 
 TRANSPOSE_OPTIMIZERS = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
-"""Under one name from the level ``basic`` on, under the other one once more from ``extended`` on."""
+"""The first name applies from the level ``basic`` on, the second from ``extended`` on."""
 
 ROUNDING = 1e-2
-"""How far two orders of computing in float32 may part, relative to an output's norm."""
+"""The largest difference between two orders of float32 computation, relative to an output's norm."""
 NOTHING_BESIDE = 1e-5
-"""What is nothing but rounding, relative to the largest norm of all outputs."""
+"""The size of rounding errors, relative to the largest norm of all outputs."""
 
 
 class OptimizationWarning(UserWarning):
-    """ONNX Runtime's optimizations made a right graph fail; it was opened again with fewer of them."""
+    """ONNX Runtime's optimizations broke a correct graph; it was reopened with fewer of them."""
 
 
 @dataclass(frozen=True)
 class Optimizations:
-    """How far ONNX Runtime may rewrite a graph.
+    """A limit on ONNX Runtime's graph rewrites.
 
     Attributes:
-        level: its optimization level.
-        disabled: the names of optimizers of this level that it goes without.
+        level: optimization level.
+        disabled: names of disabled optimizers of this level.
     """
 
     level: Level
@@ -52,11 +52,11 @@ class Optimizations:
 
     @classmethod
     def of(cls, level: Level, model: ir.Model) -> Optimizations:
-        """The level, without optimizers that could turn this model into one that computes something else."""
+        """Return the level without the optimizers that could change the results of this model."""
         return cls(level, TRANSPOSE_OPTIMIZERS) if level != "none" and is_transposed_wrong(model) else cls(level)
 
     def fewer(self) -> tuple[Optimizations, ...]:
-        """What to try in turn where a graph fails with these: each with fewer than the one before, the last without any."""
+        """The limits to try in turn if a graph fails: each with fewer optimizations, the last with none."""
         if self.level == "none":
             return ()
         tried = [Optimizations(self.level, TRANSPOSE_OPTIMIZERS), Optimizations("basic", TRANSPOSE_OPTIMIZERS)]
@@ -69,10 +69,10 @@ class Optimizations:
 
 
 def is_transposed_wrong(model: ir.Model) -> bool:
-    """Whether a model has a node that the transpose optimizer of ONNX Runtime (1.32) moves transpositions across wrongly.
+    """True if a model has a node that ONNX Runtime's transpose optimizer (1.32) handles wrongly.
 
-    It takes no notice of the axes that a ``Pad`` or a ``Resize`` names (see ``rewriting.complete_axes``), nor of the blocks of
-    quantization, whose scales it does not permute.
+    It ignores the axes of a ``Pad`` or ``Resize`` (see ``rewriting.complete_axes``), and the blocks of quantization, whose scales
+    it does not permute.
     """
     nodes = (*model.graph.all_nodes(), *(node for function in model.functions.values() for node in function.all_nodes()))
     return any(names_axes(node) or _quantizes_in_blocks(node) for node in nodes)
@@ -83,10 +83,10 @@ def _quantizes_in_blocks(node: ir.Node) -> bool:
 
 
 def first_that_parts(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> str | None:
-    """Return the first output of floating-point numbers that differs by more than rounding; None where all agree.
+    """Return the first floating-point output that differs by more than rounding; None if all match.
 
-    Rounding is a hundredth of an output's norm, or what is nothing beside the largest norm of all: a gradient that is zero in
-    exact arithmetic is nothing but rounding.
+    Rounding is a hundredth of an output's norm, or a tiny part of the largest norm: a gradient that is zero in exact arithmetic
+    consists of rounding errors only.
     """
     norms = {name: _norm(array) for name, array in expected.items() if array.dtype.kind == "f"}
     nothing = NOTHING_BESIDE * max((norm for norm in norms.values() if np.isfinite(norm)), default=0.0)
@@ -109,23 +109,24 @@ def _norm(array: np.ndarray) -> float:
 
 
 class OpenedGraph:
-    """A graph in an ONNX Runtime session with as many optimizations as it runs with.
+    """A graph in an ONNX Runtime session with as many optimizations as possible.
 
     Args:
-        name: of the graph, for messages.
+        name: name of the graph, for messages.
         model: the graph as it is loaded.
-        optimizations: what it is opened with first.
-        load: makes the session; None stands for the first.
-        verifies: whether ``verify`` is to look at what the session computes.
+        optimizations: limit for the first session.
+        load: a function that makes the session; None stands for the first limit.
+        verifies: True if ``verify`` checks the results of the session.
 
     Attributes:
-        model: the graph, before ONNX Runtime rewrites it.
+        model: the graph before ONNX Runtime rewrites it.
         session: the session.
-        reopened: how far it came down the list of ``Optimizations.fewer``; 0 where it is as it was opened first.
-        exchanges: those with other workers that it makes. It is then not run again where it failed: the others would not be.
+        reopened: position in the list ``Optimizations.fewer``; 0 for the first session.
+        exchanges: exchanges with other workers inside the graph. A graph with exchanges is not run again after a failure, because
+            the other workers would not run theirs.
 
     Raises:
-        Exception: what ``load`` raised, where it does without optimizations too.
+        Exception: the error of ``load``, if it also fails without optimizations.
     """
 
     def __init__(
@@ -149,13 +150,14 @@ class OpenedGraph:
             self.run_with_fewer(lambda session: session, error)
 
     def run(self, attempt: Callable[[onnxruntime.InferenceSession], Result]) -> Result:
-        """Return what ``attempt`` makes of the session; where it fails with this one and not without optimizations, of another.
+        """Call ``attempt`` on the session and return its result; if it only fails with optimizations, change the session and
+        retry.
 
         Args:
-            attempt: runs the graph; a second call does the same as the first.
+            attempt: a function that runs the graph; a second call does the same as the first.
 
         Raises:
-            Exception: what ``attempt`` raised, where it does without optimizations too; the session is the one before.
+            Exception: the error of ``attempt``, if it also fails without optimizations; the session is then unchanged.
         """
         if self.exchanges is not None:
             return self.exchanges.run(lambda: attempt(self.session))
@@ -165,16 +167,16 @@ class OpenedGraph:
             return self.run_with_fewer(attempt, error)
 
     def verify(self, results: Callable[[onnxruntime.InferenceSession], Mapping[str, np.ndarray]]) -> None:
-        """Compare, once, what the session computes with what it computes without optimizations; open it anew where they part.
+        """Compare the session's results, once, with those without optimizations; reopen it if they differ.
 
         Args:
-            results: runs the graph and returns its outputs by name; changes nothing.
+            results: a function that runs the graph and returns its outputs by name; it changes nothing.
         """
         if not self._is_unverified:
             return
         try:
             actual = results(self.session)
-        except Exception:  # ``run`` meets it too, and deals with it
+        except Exception:  # ``run`` meets and handles it too
             return
         self._is_unverified = False
         remaining = self._fewer[self.reopened :]
@@ -197,16 +199,16 @@ class OpenedGraph:
         self.reopened = self._fewer.index(optimizations) + 1
 
     def reopen(self, reopened: int) -> None:
-        """Open the graph again with as few optimizations as another worker came to; nothing where it has no more."""
+        """Reopen the graph with as few optimizations as another worker needed; do nothing if it has no more already."""
         if reopened > self.reopened:
             self.session = self._load(self._fewer[reopened - 1])
             self.reopened = reopened
 
     def run_with_fewer(self, attempt: Callable[[onnxruntime.InferenceSession], Result], error: Exception) -> Result:
-        """Return what ``attempt``, which raised this error, makes of a session with fewer optimizations.
+        """Return the result of ``attempt``, which raised this error, on a session with fewer optimizations.
 
         Raises:
-            Exception: the error, where it comes without optimizations too; the session is the one before.
+            Exception: the error, if it also occurs without optimizations; the session is then unchanged.
         """
         remaining = self._fewer[self.reopened :]
         if not remaining or is_out_of_memory(error) or not self._succeeds(attempt, remaining[-1]):

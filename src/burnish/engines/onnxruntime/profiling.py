@@ -1,4 +1,4 @@
-"""Where the time of a step goes on ONNX Runtime, by its own profiler."""
+"""Measure the time of each node in a step on ONNX Runtime, with its own profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from burnish.graph.uses import read_by
 KERNEL = "_kernel_time"
 MICROSECONDS = 1e-6
 SIZES = ("output_size", "activation_size", "parameter_size")
-"""What an event says of bytes: those written, and those read of activations and of constants."""
+"""The byte counts in an event: outputs, and inputs that are activations and constants."""
 
 
 def record_steps(
@@ -36,7 +36,7 @@ def record_steps(
     threads: int | None,
     steps: int,
 ) -> Recording:
-    """Run steps, and record when each node ran; see ``burnish.engines.profiling.record_steps``."""
+    """Run steps, and record the time of each node; see ``burnish.engines.profiling.record_steps``."""
     with tempfile.TemporaryDirectory(prefix="burnish-profile-") as folder:
         profiled = copy.copy(engine)
         profiled.profile_prefix = str(Path(folder, "step"))
@@ -53,10 +53,10 @@ def record_steps(
 
 
 def joined_recording(recordings: Sequence[Recording]) -> Recording:
-    """Return one recording of steps that ran several graphs one after another, as if nothing had run between two of them.
+    """Return one recording of steps that ran several graphs one after another, without the time between two graphs.
 
     Args:
-        recordings: of each graph, in the order in which a step runs them, with the same number of steps.
+        recordings: recordings of the graphs, in execution order, with the same number of steps.
     """
     if len(recordings) == 1:
         return recordings[0]
@@ -72,13 +72,13 @@ def joined_recording(recordings: Sequence[Recording]) -> Recording:
 
 
 def recording_of(events: list[dict[str, Any]], model: ir.Model, updates: Mapping[str, str], steps: int) -> Recording:
-    """Return the last steps among the events of ONNX Runtime's profiler, each with the node that it is of.
+    """Return the last steps among the events of ONNX Runtime's profiler, with the node of each event.
 
     Args:
-        events: of the profiler.
-        model: the graph of the step, as it was before ONNX Runtime's optimizers.
-        updates: for state entries, the output of the graph that is their next value.
-        steps: how many to return.
+        events: events of the profiler.
+        model: graph of the step before ONNX Runtime's optimizers.
+        updates: the graph output that is the next value of each state entry.
+        steps: number of steps to return.
     """
     entries = _updated(model.graph, updates)
     sources = {node.name or "": source_of(node) for node in model.graph.all_nodes()}
@@ -99,7 +99,9 @@ def recording_of(events: list[dict[str, Any]], model: ir.Model, updates: Mapping
 
 
 def _known(name: str, sources: Mapping[str, str | None]) -> str:
-    """The name of a node; of one that ONNX Runtime made of another, whose name its own begins with, that of the other."""
+    """Return the name of a node; for a node that ONNX Runtime derived from another, whose name is a prefix of its own, the
+    other's.
+    """
     whole = name
     while name not in sources and "_" in name:
         name = name.rpartition("_")[0]
@@ -107,7 +109,7 @@ def _known(name: str, sources: Mapping[str, str | None]) -> str:
 
 
 def _updated(graph: ir.Graph, updates: Mapping[str, str]) -> dict[Any, tuple[str, ...]]:
-    """The state entries that each node updates, by its name."""
+    """Return the state entries that each node updates, by the node's name."""
     outputs = {output: entry for entry, output in updates.items()}
     following = {value: [outputs[value.name]] for value in graph.outputs if value.name in outputs}
     runs = ((node.name or "", read_by(node), node.outputs) for node in graph if source_of(node) in UPDATES)

@@ -1,13 +1,13 @@
-"""A program opened on ONNX Runtime, with the state held in OrtValues.
+"""A program opened on ONNX Runtime, with the state in OrtValues.
 
 A small state has two buffers for each entry that a step updates. A step reads the current set and writes the other through I/O
-binding; then the sets change roles. No parameter is copied, and a step that fails leaves the current set untouched.
+binding; then the sets change roles. No parameter is copied, and a failed step leaves the current set unchanged.
 
-A large state has one. A step runs ``grad``, looks at the loss, and runs ``apply``, which writes the next values over the present
-ones where that is safe (``analysis.in_place``). A failure in ``grad``, or a loss that is not finite, leaves the state untouched.
+A large state has one. A step runs ``grad``, checks the loss, and runs ``apply``, which overwrites the present values if that is
+safe (``analysis.in_place``). A failure in ``grad``, or a loss that is not finite, leaves the state unchanged.
 
-An entry of which a step updates a few rows has one buffer, in both sets: the step returns the rows, which are written there when
-it has succeeded.
+An entry that a step updates in a few rows has one buffer, in both sets: the step returns the rows, which are written after it has
+succeeded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from burnish.compiler.lowered_graphs import LoweredGraphs
 
 ELEMENTWISE = (FUSED_ELEMENTWISE.name, FUSED_ELEMENTWISE_GROUPS.name)
-"""Kernels whose results may lie in the memory of operands."""
+"""Kernels whose results may overwrite operands."""
 
 
 class _Opens(Protocol):
@@ -55,7 +55,7 @@ class _Opens(Protocol):
 
 
 class OnnxRuntimeRunner(ProgramRunner):
-    """A program opened on ONNX Runtime. A session is made when a graph is first run; again only where it is opened anew."""
+    """A program opened on ONNX Runtime. A session is made when a graph is first run, and again only if it is reopened."""
 
     def __init__(self, engine: _Opens, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], threads: int | None):
         self._engine = engine
@@ -65,7 +65,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         self._row_writes: list[RowWrite] = []
         self.row_changes = RowChanges()
         by_rows = written_by_rows(self._signatures["step"])
-        # What is written by rows has one buffer alone: it is as large as all else together.
+        # An entry written by rows has only one buffer: it is as large as all others together.
         self._updates = {name: output for name, output in self._signatures["step"].updates.items() if name not in by_rows}
         self._in_place = self._applied() if _writes_in_place(graphs) else frozenset()
         self._training = ("grad", "apply") if self._in_place else ("step",)
@@ -83,11 +83,9 @@ class OnnxRuntimeRunner(ProgramRunner):
         self._bound_graphs: dict[tuple[str, tuple[tuple[str, str], ...]], BoundGraph] = {}
 
     def _applied(self) -> frozenset[str]:
-        """The state entries that ``apply`` updates as a whole."""
         return frozenset(self._signatures["apply"].updates.keys() & self._updates.keys())
 
     def _has_two(self, name: str) -> bool:
-        """Whether a state entry has a second buffer."""
         return name in self._updates and name not in self._in_place
 
     @property
@@ -107,7 +105,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         return outputs
 
     def _step_in_place(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Compute the gradients, and then update the state where it lies."""
+        """Compute the gradients, and then update the state in place."""
         self._check_state()
         grad, apply = self.load_step()
         outputs, gradients = grad.run(self._current, inputs)
@@ -122,7 +120,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         return outputs
 
     def _check_state(self) -> None:
-        """Raise EngineError where an update failed that wrote over the state."""
+        """Raise EngineError if an update that overwrites the state failed."""
         if self._failed_update is not None:
             raise EngineError(
                 f"The state is lost: its update failed{description(self._failed_update)} when a part of it was written over the "
@@ -130,7 +128,7 @@ class OnnxRuntimeRunner(ProgramRunner):
             ) from self._failed_update
 
     def _move_on(self, outputs: Arrays) -> None:
-        """Make the state the next one. Where a step returned rows of it, they are taken out of its outputs."""
+        """Switch to the next state. Returned rows of state entries are removed from the outputs."""
         if not self._row_writes:
             self._current = 1 - self._current
             return
@@ -162,7 +160,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         return np.take(self._sets[self._current][name].array, rows, axis=0)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Copy into the other set, which becomes the current one when all is there; what the two share mostly stays the same."""
+        """Copy into the other set, which becomes current when it is complete; most of the shared buffers do not change."""
         following = self._sets[1 - self._current]
         shared, replaced = {}, {}
         for name, buffer in following.items():
@@ -170,8 +168,8 @@ class OnnxRuntimeRunner(ProgramRunner):
             if self._has_two(name):
                 np.copyto(buffer.array, array, casting="no")
             elif adopted(array) is not None:
-                continue  # it is this buffer's, and its session fills it
-            elif name in self._in_place and isinstance(state, LazyArrays):  # the next one may turn out not to be there
+                continue  # it is this buffer's array, and its session fills it
+            elif name in self._in_place and isinstance(state, LazyArrays):  # a later one may turn out to be missing
                 replaced[name] = Buffer.copy_of(array, self._entries[name])
             elif not all(map(np.array_equal, blocks(buffer.array), blocks(array))):
                 shared[name] = array
@@ -184,7 +182,7 @@ class OnnxRuntimeRunner(ProgramRunner):
             self._failed_update = None
 
     def _replace_buffers(self, first: Mapping[str, Buffer], second: Mapping[str, Buffer]) -> None:
-        """Give state entries other buffers, in both sets."""
+        """Replace buffers of state entries in both sets."""
         for held, buffers in zip(self._sets, (first, second), strict=True):
             held.update(buffers)
         for bound in self._bound_graphs.values():
@@ -200,11 +198,11 @@ class OnnxRuntimeRunner(ProgramRunner):
             self._open(self._training[0]).reopen(reopened)
 
     def load_step(self) -> tuple[BoundGraph, ...]:
-        """Load the graphs that a step runs, where they are not loaded yet; returns them in the order in which they run."""
+        """Load the graphs of a step, if necessary; return them in execution order."""
         return tuple(map(self._graph, self._training))
 
     def graphs_of_step(self) -> tuple[OpenedGraph, ...]:
-        """The graphs that a step runs, in that order, as ONNX Runtime was given them."""
+        """The graphs of a step in execution order, as given to ONNX Runtime."""
         return tuple(map(self._open, self._training))
 
     def _current_state(self) -> Arrays:
@@ -212,7 +210,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         return {name: buffer.array for name, buffer in self._sets[self._current].items()}
 
     def _graph(self, graph: str, instead: Mapping[str, str] = NOTHING) -> BoundGraph:
-        """The graph with its bindings; those that read other state entries instead share its session."""
+        """Return a graph with its bindings; bindings that read other state entries share its session."""
         key = (graph, tuple(sorted(instead.items())))
         bound = self._bound_graphs.get(key)
         if bound is None:
@@ -230,7 +228,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         if opened is None:
             model = self._updating_graph(graph) if graph in self._training else self._graphs[graph]
             if graph == "predict" and has_bfloat16(model):
-                # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
+                # The file itself has this dtype; if it is requested as a precision, an error says that there are no kernels.
                 model = model.clone()
                 compute_in_float32(model, keep_outputs=True)
             in_turn = graph in self._training and len(self._training) > 1
@@ -241,7 +239,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         return opened
 
     def _take_second_buffers(self, apply: ir.Graph) -> None:
-        """Take second buffers for what cannot be written in place in the graph as it is run."""
+        """Add second buffers for entries that cannot be written in place in the actual graph."""
         safe = written_in_place(apply, self._signatures["apply"].updates, ELEMENTWISE)
         unsafe, self._in_place = self._in_place - safe, self._in_place & safe
         current, entries = self._sets[self._current], self._entries
@@ -250,7 +248,7 @@ class OnnxRuntimeRunner(ProgramRunner):
         self._replace_buffers(*((present, others) if self._current == 0 else (others, present)))
 
     def _updating_graph(self, graph: str) -> ir.Model:
-        """A graph of the step, without what writes rows of the state where it has such."""
+        """Return a graph of the step, without the nodes that write rows of the state if possible."""
         signature = self._signatures[graph]
         if not written_by_rows(signature):
             return self._graphs[graph]
@@ -262,7 +260,7 @@ class OnnxRuntimeRunner(ProgramRunner):
 
 
 def _writes_in_place(graphs: LoweredGraphs) -> bool:
-    """Whether the state is large, and ``grad`` and ``apply`` make the step."""
+    """True if the state is large, and a step runs ``grad`` and ``apply``."""
     signatures = graphs.signature.graphs
     if not {"grad", "apply"} <= signatures.keys() or graphs.rewrites.get("step"):
         return False
@@ -271,5 +269,5 @@ def _writes_in_place(graphs: LoweredGraphs) -> bool:
 
 
 def _name_of(graph: str) -> str:
-    """What errors call a graph: the one of the gradients is a part of the step."""
+    """Return the name of a graph in errors: the gradient graph is a part of the step."""
     return "step" if graph == "grad" else graph

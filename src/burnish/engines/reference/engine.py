@@ -1,4 +1,4 @@
-"""Programs and models on ``onnx.reference.ReferenceEvaluator``."""
+"""Run programs and models on ``onnx.reference.ReferenceEvaluator``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from burnish.compiler.lowered_graphs import LoweredGraphs
 
 ABSENT = "burnish:absent"
-"""Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
+"""The prefix of names for absent outputs; no builder or exporter uses it."""
 
 
 class ReferenceEngine(RunsModels):
-    """Runs programs on ``onnx.reference.ReferenceEvaluator``; one thread, on the CPU."""
+    """The engine that runs programs on ``onnx.reference.ReferenceEvaluator``; one thread, on the CPU."""
 
     name = "reference"
     target = TARGETS["reference"]
@@ -56,10 +56,10 @@ class ReferenceEngine(RunsModels):
         return ArrayRunner(graphs, state, lambda graph: _loaded(graphs[graph], graph), _loaded)
 
     def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
-        """Load a model, to be run any number of times; ``threads`` has no effect.
+        """Load a model, to be run repeatedly; ``threads`` has no effect.
 
         Raises:
-            EngineError: the evaluator lacks an operator, or, from what is returned, fails in one.
+            EngineError: the evaluator lacks an operator, or, from the returned callable, fails in one.
         """
         return _loaded(model, "model")
 
@@ -73,9 +73,9 @@ def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
         proto = model_proto(expand_recurrent_layers(model))
         _name_absent_outputs(proto)
         evaluator = ReferenceEvaluator(proto, new_ops=OPERATORS)
-    except BurnishError:  # a constant that cannot be read any more
+    except BurnishError:  # a constant that is no longer readable
         raise
-    except Exception as error:  # the evaluator raises whatever an operator's Python code raises
+    except Exception as error:  # the evaluator raises any error of an operator's Python code
         raise EngineError(
             f"The reference engine cannot load the {graph} graph: {_reason(error)}. Use engine='onnxruntime'"
         ) from error
@@ -85,16 +85,16 @@ def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
 
 
 def _has_sixteen_bits(model: ir.Model) -> bool:
-    """Whether a value has sixteen bits: beside those, attributes in float32 let operators sum in float32."""
+    """True if a value has sixteen bits: float32 attributes then make operators sum in float32."""
     inputs = [*model.graph.inputs, *model.graph.initializers.values()]
     outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
     return any(value.dtype in SIXTEEN_BIT for value in (*inputs, *outputs))
 
 
 def _compute_with_all_digits(evaluator: ReferenceEvaluator) -> None:
-    """Let, in place, attributes be Python's numbers: the evaluator's are of float32, and so is what it computes from them alone.
+    """Turn attributes into Python numbers, in place: the evaluator's are float32, and so are results computed only from them.
 
-    Their values are those of float32 still, which is how a file holds them.
+    Their values are still those of float32, as in the file.
     """
     for node in evaluator.rt_nodes_:
         for name, value in list(vars(node).items()):
@@ -118,7 +118,7 @@ def _evaluate(evaluator: ReferenceEvaluator, graph: str, inputs: Mapping[str, np
     try:
         with np.errstate(all="ignore"):
             results = stoppable(PythonStop(), graph, evaluator.run, None, dict(inputs))
-    except Exception as error:  # the evaluator raises whatever an operator's Python code raises
+    except Exception as error:  # the evaluator raises any error of an operator's Python code
         place = _place_of(error)
         where = "" if place is None else f" at {place}"
         raise EngineError(
@@ -129,7 +129,7 @@ def _evaluate(evaluator: ReferenceEvaluator, graph: str, inputs: Mapping[str, np
 
 
 def _place_of(error: BaseException) -> str | None:
-    """Return the node, of a body where one runs, that the evaluator was at when it raised an error; None where it was at none."""
+    """Return the node, also in a body, that the evaluator was running when it raised an error; None if it ran none."""
     place = None
     traceback = error.__traceback__
     while traceback is not None:

@@ -1,7 +1,7 @@
-"""Operators in numpy that take the place of the standard's evaluator's own.
+"""Numpy operators that replace those of the standard's evaluator.
 
-Here is what that evaluator has wrong, in part, or in fewer digits than its operands hold: each operator by its definition in the
-standard, in the dtype of its operands, or in float32 where those have sixteen bits. What it has right is not here.
+They are the ones that the evaluator computes wrongly, only in part, or with fewer digits than its operands have: each by its
+definition in the standard, in the dtype of its operands, or in float32 for sixteen-bit operands.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from burnish.graph import same_padding, split_padding
 
 
 class Operator(OpRun):
-    """An operator of the standard domain, of every version; attributes that a node leaves out have the standard's defaults."""
+    """An operator of the standard domain, of every version; absent attributes have the standard's defaults."""
 
     op_domain = ""
 
     def _run(self, *operands: Any, **attributes: Any) -> tuple[np.ndarray, ...]:
-        """Return the outputs, in the dtype of the first operand where the standard says nothing else."""
+        """Return the outputs, in the dtype of the first operand unless the standard says otherwise."""
         raise NotImplementedError
 
 
 def wide(array: np.ndarray) -> np.ndarray:
-    """The array in a dtype that sums keep their digits in: sixteen bits become float32, all else stays."""
+    """Return the array in a dtype for precise sums: sixteen bits become float32, others do not change."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind not in "iub" else array
 
 
 def per_channel(vector: np.ndarray, rank: int) -> np.ndarray:
-    """A vector of one number for each channel, shaped to stand beside data of that rank."""
+    """Return a vector with one number per channel, shaped to broadcast with data of that rank."""
     return vector.reshape(-1, *[1] * (rank - 2))
 
 
 def listed(given: Sequence[int] | None, default: int, count: int) -> list[int]:
-    """The numbers of an attribute, or ``count`` times its default."""
+    """Return the numbers of an attribute, or ``count`` times its default."""
     return [default] * count if given is None else list(given)
 
 
 class Loop(EvaluatorLoop):
-    """Without a first condition, of any number of states, with stacked outputs of any rank, and of no iteration."""
+    """Supports a missing condition, any number of states, stacked outputs of any rank, and zero iterations."""
 
     op_domain = ""
 
@@ -73,12 +73,12 @@ class Loop(EvaluatorLoop):
 
 
 class Scan(OpRun):
-    """Along any axis, in either direction, and of no slice."""
+    """Supports any axis, both directions, and zero slices."""
 
     op_domain = ""
 
     def need_context(self) -> bool:
-        """A body reads values of the graphs around it."""
+        """True: a body reads values of the enclosing graphs."""
         return True
 
     def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **attributes: Any) -> Any:
@@ -101,7 +101,7 @@ class Scan(OpRun):
 
 
 class _Rows:
-    """What a body returns beside its states, of every iteration."""
+    """The outputs of a body other than its states, for every iteration."""
 
     def __init__(self, body: Any, first: int):
         self.declared = list(body.proto_.output)[first:]
@@ -117,14 +117,14 @@ class _Rows:
 
 
 def _nothing(declared: onnx.ValueInfoProto) -> np.ndarray:
-    """What is stacked of no iteration; an extent that is not declared counts as 0."""
+    """Return the stacked output of zero iterations; an undeclared extent counts as 0."""
     kind = declared.type.tensor_type
     extents = [dimension.dim_value for dimension in kind.shape.dim]
     return np.zeros([0, *extents], onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or onnx.TensorProto.FLOAT))
 
 
 def _run_body(op: Any, values: Sequence[Any], context: Mapping[str, Any] | None, bindings: Any) -> list[Any]:
-    """Run a body on its inputs, which hide values around it of the same names."""
+    """Run a body on its inputs, which hide outer values of the same names."""
     inputs = {**(context or {}), **dict(zip(op.body.input_names, values, strict=True))}
     return list(op._run_body(inputs, bindings=bindings))
 
@@ -136,14 +136,14 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 class Erf(Operator):
-    """The evaluator's own gives values of float32."""
+    """The evaluator returns values of float32."""
 
     def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (erf(x),)
 
 
 class Gelu(Operator):
-    """The evaluator runs the standard's function body, whose constants are of float32."""
+    """The evaluator runs the standard's function body, whose constants are float32."""
 
     def _run(self, x: np.ndarray, approximate: str = "none", **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
@@ -154,7 +154,7 @@ class Gelu(Operator):
 
 
 class HardSwish(Operator):
-    """The evaluator runs the standard's function body, whose sixth is of float32."""
+    """The evaluator runs the standard's function body, whose constant 1/6 is float32."""
 
     def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
@@ -162,14 +162,14 @@ class HardSwish(Operator):
 
 
 class Softsign(Operator):
-    """The evaluator's own writes into the result, which a number has no place for."""
+    """The evaluator writes into the result, which fails for a scalar."""
 
     def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (np.asarray(x / (1 + np.abs(x))),)
 
 
 class Mean(Operator):
-    """The evaluator's own adds up in the shape of the first operand."""
+    """The evaluator sums in the shape of the first operand."""
 
     def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         total = functools.reduce(np.add, map(wide, operands))
@@ -177,7 +177,7 @@ class Mean(Operator):
 
 
 class LogSoftmax(Operator):
-    """Without the logarithm of a probability, which may be too small for its dtype."""
+    """Avoids the logarithm of a probability, which may be too small for its dtype."""
 
     def _run(self, x: np.ndarray, axis: int = -1, **attributes: Any) -> tuple[np.ndarray, ...]:
         if x.size == 0:
@@ -187,7 +187,7 @@ class LogSoftmax(Operator):
 
 
 class DequantizeLinear(Operator):
-    """The evaluator's own is there from opset 19 on, and computes in float32 whatever the dtype of the scale."""
+    """The evaluator has it only from opset 19 on, and computes in float32 whatever the dtype of the scale."""
 
     def _run(
         self,
@@ -208,7 +208,7 @@ class DequantizeLinear(Operator):
 
 
 def _placed(numbers: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
-    """Scales or zero points in a shape that broadcasts to what they belong to."""
+    """Return scales or zero points in a shape that broadcasts to the data."""
     if numbers.size == 1:
         return numbers.reshape(())
     if block:
@@ -218,7 +218,7 @@ def _placed(numbers: np.ndarray, shape: tuple[int, ...], axis: int, block: int) 
 
 
 class ReduceLogSumExp(Operator):
-    """The evaluator's own writes into the result, which a number has no place for."""
+    """The evaluator writes into the result, which fails for a scalar."""
 
     def _run(
         self, x: np.ndarray, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0, **attributes: Any
@@ -233,13 +233,13 @@ class ReduceLogSumExp(Operator):
 
 
 WITH_SCORES = 4
-"""Outputs of a node that gives its scores, too."""
+"""The number of outputs of a node that returns its scores."""
 
 
 class Attention(EvaluatorAttention):
-    """With a mask that all queries share and causal, and with the scores as they are before the cap, where those are asked for.
+    """Supports a causal mask shared by all queries, and returns the scores from before the cap if requested.
 
-    The evaluator's own takes such a mask for that of the first query, and gives capped scores.
+    The evaluator applies such a mask to the first query only, and returns capped scores.
     """
 
     op_domain = ""
@@ -258,7 +258,7 @@ class Attention(EvaluatorAttention):
 
 
 class GatherElements(Operator):
-    """With indices of fewer rows or columns than the data, too, and any number of them along the axis."""
+    """Supports indices with fewer rows or columns than the data, and any number of them along the axis."""
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
         along = axis % data.ndim
@@ -267,7 +267,7 @@ class GatherElements(Operator):
 
 
 class Unique(Operator):
-    """In the order of their first occurrence along any axis, too, however many outputs the node has."""
+    """Supports the order of first occurrence along any axis, with any number of outputs."""
 
     def _run(self, x: np.ndarray, axis: int | None = None, sorted: int = 1, **attributes: Any) -> tuple[np.ndarray, ...]:
         y, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
@@ -280,7 +280,7 @@ class Unique(Operator):
 
 
 class Pad(EvaluatorPad):
-    """With negative amounts, too, which take elements away."""
+    """Supports negative amounts, which remove elements."""
 
     op_domain = ""
 
@@ -294,7 +294,7 @@ class Pad(EvaluatorPad):
 
 
 class GroupNormalization(Operator):
-    """Of each sample's groups of channels; scale and bias for each channel, or before opset 21 for each group."""
+    """Normalizes each sample's groups of channels; scale and bias per channel, or before opset 21 per group."""
 
     def _run(
         self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, num_groups: int, epsilon: float = 1e-5, **attributes: Any
@@ -308,7 +308,7 @@ class GroupNormalization(Operator):
 
 
 class LRN(Operator):
-    """Each element over a power of the squares of its neighbours among the channels."""
+    """Divides each element by a power of the sum of squares of its neighbours among the channels."""
 
     def _run(
         self, x: np.ndarray, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, **attributes: Any
@@ -320,7 +320,7 @@ class LRN(Operator):
 
 
 class LayerNormalization(Operator):
-    """Along the last axes; the statistics come in float32 where ``stash_type`` says so, whatever the operands."""
+    """Normalizes along the last axes; the statistics are float32 if ``stash_type`` says so, whatever the operands."""
 
     def _run(
         self,
@@ -341,7 +341,7 @@ class LayerNormalization(Operator):
 
 
 class LpNormalization(Operator):
-    """Over the norm along an axis; what has a norm of zero stays zero."""
+    """Divides by the norm along an axis; a zero norm gives zeros."""
 
     def _run(self, x: np.ndarray, axis: int = -1, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:
         data = wide(x)
@@ -350,7 +350,7 @@ class LpNormalization(Operator):
 
 
 class MeanVarianceNormalization(Operator):
-    """Over the deviation and 1e-9 more, as the standard's function body says."""
+    """Divides by the deviation plus 1e-9, like the standard's function body."""
 
     def _run(self, x: np.ndarray, axes: tuple[int, ...] = (0, 2, 3), **attributes: Any) -> tuple[np.ndarray, ...]:
         data, along = wide(x), tuple(axes)
@@ -362,8 +362,8 @@ class MeanVarianceNormalization(Operator):
 class Windows:
     """Windows over data of known size; one entry per spatial axis.
 
-    ``pads_end`` is what the node says; ``reach_end`` is how far behind the data the last window reaches, which a rounded-up
-    output size makes more, and trailing entries that no window reaches make less.
+    ``pads_end`` is the node's attribute; ``reach_end`` is how far the last window reaches beyond the data: more for a rounded-up
+    output size, less for trailing elements that no window reaches.
     """
 
     kernel: list[int]
@@ -380,7 +380,7 @@ class Windows:
 
     @staticmethod
     def of(extents: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> Windows:
-        """The windows of a convolution or pool over data of these spatial extents."""
+        """Return the windows of a convolution or pool over data of these spatial extents."""
         rank = len(kernel)
         strides, dilations = (listed(attributes.get(name), 1, rank) for name in ("strides", "dilations"))
         pads, mode = listed(attributes.get("pads"), 0, 2 * rank), attributes.get("auto_pad") or "NOTSET"
@@ -396,7 +396,7 @@ class Windows:
         for axis in range(rank):
             room = extents[axis] + begin[axis] + end[axis] - spans[axis]
             count = room // strides[axis] + 1
-            # A window that would start behind the data is left out.
+            # A window that would start after the data is left out.
             if rounded_up and room % strides[axis] and count * strides[axis] < extents[axis] + begin[axis]:
                 count += 1
             counts.append(count)
@@ -404,7 +404,7 @@ class Windows:
         return Windows(list(kernel), strides, dilations, begin, end, reach_end, counts)
 
     def view(self, x: np.ndarray, outside: Any) -> np.ndarray:
-        """Return ``x`` [N, C, *space] as [N, C, *counts, *kernel], ``outside`` where a window reaches beyond it."""
+        """Return ``x`` [N, C, *space] as [N, C, *counts, *kernel], with ``outside`` beyond the data."""
         rank = self.rank
         cropped = x[(..., *(slice(None, min(reach, 0) or None) for reach in self.reach_end))]
         around = [(0, 0), (0, 0), *((begin, max(reach, 0)) for begin, reach in zip(self.pads_begin, self.reach_end, strict=True))]
@@ -415,7 +415,7 @@ class Windows:
         return seen[(slice(None), slice(None), *steps)]
 
     def counted(self, extents: Sequence[int], include_pads: bool) -> np.ndarray:
-        """How many elements of each window [*counts] lie inside the data of these extents, or also inside its pads."""
+        """Return the number of elements of each window [*counts] inside data of these extents, or inside its pads too."""
         total = np.ones(())
         for axis, extent in enumerate(extents):
             first = np.arange(self.counts[axis])[:, None] * self.strides[axis] - self.pads_begin[axis]
@@ -426,7 +426,7 @@ class Windows:
 
 
 class Conv(Operator):
-    """Products of the weight with the data seen through windows."""
+    """Products of the weight with windows of the data."""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, group: int = 1, **attributes: Any
@@ -445,7 +445,7 @@ class Conv(Operator):
 
 
 class ConvTranspose(Operator):
-    """Each element of the data times the weight, added where the windows of the convolution lie that this one transposes."""
+    """Each element of the data times the weight, added up at the windows of the transposed convolution."""
 
     def _run(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, group: int = 1, **attributes: Any
@@ -476,7 +476,7 @@ class ConvTranspose(Operator):
 def _crops(
     full: list[int], sizes: tuple[int, ...], strides: list[int], rank: int, attributes: dict[str, Any]
 ) -> tuple[list[int], list[int]]:
-    """How much of the whole sum is taken away before and behind it."""
+    """Return the numbers of elements removed before and after the whole sum."""
     mode, wanted = attributes.get("auto_pad") or "NOTSET", attributes.get("output_shape")
     if wanted is None and mode == "VALID":
         return [0] * rank, [0] * rank
@@ -496,7 +496,7 @@ def _biased(y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
 
 
 class MaxPool(Operator):
-    """The first largest element of each window, and where it lies in the whole of the data."""
+    """The first largest element of each window, and its index in all of the data."""
 
     def _run(self, x: np.ndarray, kernel_shape: list[int], storage_order: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
         windows = Windows.of(x.shape[2:], kernel_shape, attributes)
@@ -512,7 +512,7 @@ class MaxPool(Operator):
 
 
 class AveragePool(Operator):
-    """The mean of what each window counts: elements inside the data, or also inside its pads, but none beyond those."""
+    """The mean over the counted elements of each window: those inside the data, or inside its pads too, but none beyond."""
 
     def _run(
         self, x: np.ndarray, kernel_shape: list[int], count_include_pad: int = 0, **attributes: Any
@@ -541,14 +541,14 @@ class GlobalLpPool(Operator):
 
 
 class GlobalMaxPool(Operator):
-    """The largest element of each channel; the evaluator has it for images only."""
+    """The largest element of each channel; the evaluator only has it for images."""
 
     def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
 class MaxUnpool(Operator):
-    """Elements at the flat positions that their indices count in the output, as the importer writes it; zero elsewhere."""
+    """Elements at the flat output positions of their indices, in the importer's form; zero elsewhere."""
 
     def _run(
         self, x: np.ndarray, indices: np.ndarray, output_shape: np.ndarray | None = None, **attributes: Any
@@ -572,7 +572,7 @@ def _root(powers: np.ndarray, p: int) -> np.ndarray:
 
 
 def _positions(shape: tuple[int, ...], by_column: bool) -> np.ndarray:
-    """The number of each element, in row-major order; or with the last two axes exchanged, in the order of columns."""
+    """Return the number of each element, in row-major order; or in column order of the last two axes."""
     if not by_column or len(shape) < 4:
         return np.arange(prod(shape)).reshape(shape)
     exchanged = (*shape[:-2], shape[-1], shape[-2])
@@ -580,8 +580,7 @@ def _positions(shape: tuple[int, ...], by_column: bool) -> np.ndarray:
 
 
 class Resize(EvaluatorResize):
-    """Where coordinates go from end to end, the length of the resized data is the whole number that it has, not its product with
-    the scale."""
+    """With coordinates from end to end, the resized length is its integer extent, not the product with the scale."""
 
     op_domain = ""
 
@@ -595,7 +594,7 @@ class Resize(EvaluatorResize):
 
 CUBIC_A = -0.75
 Taps = list[tuple[np.ndarray, np.ndarray]]
-"""Along one axis: places and weights of each tap, of the points' shape."""
+"""Positions and weights of each tap along one axis, in the points' shape."""
 
 
 class GridSample(Operator):
@@ -619,7 +618,7 @@ class GridSample(Operator):
 
 
 class AffineGrid(Operator):
-    """Where an affine map takes the places of an image, each counted from -1 to 1."""
+    """The images of pixel positions (from -1 to 1) under an affine map."""
 
     def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int = 0) -> tuple[np.ndarray, ...]:
         spatial = [int(extent) for extent in size[2:]]
@@ -636,7 +635,7 @@ class AffineGrid(Operator):
 
 
 class DeformConv(Operator):
-    """A convolution over points that are moved by offsets and weighed by a mask; zeros outside of the data."""
+    """A convolution over points that are moved by offsets and weighted by a mask; zeros outside the data."""
 
     def _run(
         self,
@@ -677,7 +676,7 @@ class DeformConv(Operator):
 
 
 class MaxRoiPool(Operator):
-    """The largest element of each bin of each region, whose corners are rounded to whole elements; zero of an empty bin."""
+    """The largest element of each bin of each region, whose corners are rounded to whole elements; zero for an empty bin."""
 
     def _run(
         self, x: np.ndarray, rois: np.ndarray, pooled_shape: Sequence[int], spatial_scale: float = 1.0
@@ -705,7 +704,7 @@ def _bins(start: float, end: float, number: int, size: int, dtype: np.dtype) -> 
 
 
 def _taps(position: np.ndarray, size: int, mode: str, padding: str, aligned: bool) -> Taps:
-    """The elements around points along an axis; padding moves the points, or for cubic interpolation the elements."""
+    """Return the elements around points along an axis; padding moves the points, or for cubic interpolation the elements."""
     is_cubic = mode in ("cubic", "bicubic")
     place = _padded(padding, size, aligned)
     if not is_cubic:
@@ -726,7 +725,7 @@ def _taps(position: np.ndarray, size: int, mode: str, padding: str, aligned: boo
 
 
 def _padded(padding: str, size: int, aligned: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """What places outside stand for."""
+    """Return the function that maps positions outside the data."""
     if padding == "zeros":
         return lambda places: places
     if padding == "border":
@@ -740,7 +739,7 @@ def _padded(padding: str, size: int, aligned: bool) -> Callable[[np.ndarray], np
 
 
 def _cubic(fraction: np.ndarray) -> list[np.ndarray]:
-    """The weights of the cubic convolution kernel (Keys, 1981) at the four elements around."""
+    """Return the weights of the cubic convolution kernel (Keys, 1981) at the four surrounding elements."""
     weights = []
     for distance in (1 + fraction, fraction, 1 - fraction, 2 - fraction):
         near = ((CUBIC_A + 2) * distance - (CUBIC_A + 3)) * distance**2 + 1
@@ -750,7 +749,7 @@ def _cubic(fraction: np.ndarray) -> list[np.ndarray]:
 
 
 def _read(data: np.ndarray, along: Sequence[Taps]) -> np.ndarray:
-    """Images ``[N, C, spatial]`` at points, as sums over the products of the axes' taps: ``[N, C, points]``."""
+    """Return images ``[N, C, spatial]`` at points, as sums over the products of the axes' taps: ``[N, C, points]``."""
     flat = data.reshape(*data.shape[:2], math.prod(data.shape[2:]))
     total = np.zeros((*data.shape[:2], along[0][0][0].shape[1]), data.dtype)
     for taps in product(*along):

@@ -1,5 +1,5 @@
 """Bindings of kernels to PyTorch: one file or folder for each family of ``burnish.kernels``.
 
-In it stand side by side the schemas of the operators that its sources (``.cpp``) implement, what nodes become (``@translates``),
-and what chooses between ways as a graph runs.
+Each contains the schemas of the operators that its sources (``.cpp``) implement, the translations of nodes (``@translates``), and
+the choice between implementations at run time.
 """

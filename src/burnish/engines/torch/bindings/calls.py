@@ -1,7 +1,7 @@
-"""Calls of kernels as their schemas say, and signals and volumes as the images that such kernels walk over.
+"""Calls of kernels according to their schemas, with signals and volumes as images.
 
-A signal [N, C, L] is an image of one row, a volume [N, C, D, H, W] one of all its rows. Both are views where the channels are
-last in memory, and so is what comes back.
+A signal [N, C, L] is an image with one row; a volume [N, C, D, H, W] is one with all of its rows. Both are views if the channels
+are last in memory, and so are the results.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ SIGNAL, VOLUME = 3, 5
 
 
 def as_image(tensor: Any, rank: int) -> Any:
-    """[N, C, L] as [N, C, 1, L], [N, C, D, H, W] as [N, C, D * H, W]; anything of another rank as it is."""
+    """Return [N, C, L] as [N, C, 1, L], [N, C, D, H, W] as [N, C, D * H, W]; other ranks unchanged."""
     if rank == SIGNAL:
         return torch.unsqueeze(tensor, 2)
     return torch.flatten(tensor, 2, 3) if rank == VOLUME else tensor
 
 
 def from_image(image: Any, extents: Sequence[Any]) -> Any:
-    """The tensor of these extents that ``as_image`` made an image of."""
+    """Return the tensor of these extents that ``as_image`` converted."""
     if len(extents) == SIGNAL:
         return torch.squeeze(image, 2)
     return torch.unflatten(image, 2, list(extents[2:4])) if len(extents) == VOLUME else image
 
 
 def pixels_of(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
+    """Return images [N, C, H, W] as a matrix [N * H * W, C]."""
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
 
 
 SETTINGS: dict[str, Callable[[Any], Any]] = {"bool": bool, "List[int]": list}
-"""What attributes become, by the type that a schema gives them."""
+"""Conversions of attributes, by their type in a schema."""
 
 
 def calls_kernel(
     operator: EngineOperator, name: str, images: Collection[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """Let a node become one call of a kernel, whose schema has the node's operands in their order, and then its attributes.
+    """Translate a node into one call of a kernel, whose schema has the node's operands in order, followed by its attributes.
 
     Args:
-        operator: of the node; its outputs are what the kernel returns.
-        name: of the kernel's operator, for float32.
-        images: operands, as the schema calls them, and outputs that the kernel takes and returns as images.
-        defaults: of attributes that a node may leave out.
+        operator: operator of the node; its outputs are the kernel's results.
+        name: name of the kernel's operator, for float32.
+        images: names, in the schema, of operands and outputs that the kernel handles as images.
+        defaults: values of absent attributes.
     """
 
     left_out = defaults or {}

@@ -1,11 +1,11 @@
-"""Scaled dot-product attention without a matrix of probabilities: kernels for the CPU, which keep one number per query.
+"""Scaled dot-product attention without a matrix of probabilities: CPU kernels that keep one number per query.
 
-The probabilities of a block of queries stay in the cache; the gradient computes them again (Dao et al. 2022, FlashAttention). The
-functions are called as a graph runs, when the sizes are known. The engine has a kernel of its own (``attention.cpp``);
-PyTorch's is there for what that was not measured to be faster for, and where it cannot be built.
+The probabilities of a block of queries stay in the cache, and the gradient recomputes them (Dao et al. 2022, FlashAttention). The
+functions are called at run time, when sizes are known. The engine has its own kernel (``attention.cpp``); PyTorch's is used if
+the own one was not measured to be faster, or cannot be built.
 
-PyTorch's kernels give zeros for a query without a probability: one whose scores are not numbers, or are -infinity throughout. Its
-NaN must reach the loss. Such a query has no finite logarithm, or zero, so that what has one is computed with its probabilities.
+PyTorch's kernels give zeros for a query without a probability: one whose scores are NaN, or all -infinity. Its NaN must reach the
+loss. The logarithm of such a query is not finite, or is zero; these cases are computed with explicit probabilities.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ declare_kernel(
 
 
 def dtypes() -> tuple[ir.DataType, ...]:
-    """The dtypes of heads that there are fast kernels for: bfloat16 where the processor has vectors of it, but no tiles."""
+    """Return the dtypes of heads with fast kernels: bfloat16 if the processor has vectors for it, but no tiles."""
     return (ir.DataType.FLOAT, ir.DataType.BFLOAT16) if has_narrow_vectors() else (ir.DataType.FLOAT,)
 
 
 def expect(dtype: ir.DataType) -> None:
-    """Have the engine's own kernel built meanwhile, where heads of this dtype will ask for it."""
+    """Start to build the engine's own kernel in the background if heads of this dtype will use it."""
     if dtype == ir.DataType.BFLOAT16 or has_wide_vectors():
         kernels.request("attention")
 
@@ -52,19 +52,18 @@ def attention(
     scale: float,
     zeros: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(query key' scale + mask) value.
+    """Return softmax(query key' scale + mask) value.
 
     Args:
-        query: [N, H, M, D], float32 or bfloat16; like the others it may be strided.
+        query: [N, H, M, D], float32 or bfloat16; may be strided, like the others.
         key: [N, H, L, D].
         value: [N, H, L, D].
-        mask: float32, added to the scores, of two or four axes that broadcast to [N, H, M, L]; None adds nothing.
-        scale: of the scores.
-        zeros: whether a query without a probability has zeros for its result, and no gradient, in place of NaN.
+        mask: float32, added to the scores, with two or four axes that broadcast to [N, H, M, L]; None adds nothing.
+        scale: factor of the scores.
+        zeros: True if a query without a probability has zeros as its result, and no gradient, in place of NaN.
 
     Returns:
-        The result [N, H, M, D], which lies in memory as [N, M, H, D], and the logarithms of the sums of exponentials, [N, H, M],
-        float32.
+        The result [N, H, M, D], stored as [N, M, H, D], and the logarithms of the sums of exponentials, [N, H, M], float32.
     """
     operands = (query, key, value, mask)
     if _is_empty(query, key):
@@ -91,12 +90,12 @@ def attention_gradient(
     scale: float,
     zeros: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value, each of its shape.
+    """Return the gradients of query, key and value, in their shapes.
 
     Args:
         flow: the gradient of the result, [N, H, M, D].
-        query, key, value, mask, scale, zeros: as ``attention`` got them.
-        result, logarithms: what it returned.
+        query, key, value, mask, scale, zeros: the arguments of ``attention``.
+        result, logarithms: its results.
     """
     operands = (flow, query, key, value, result, logarithms, mask)
     if _is_empty(query, key):
@@ -123,12 +122,12 @@ def _is_empty(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def _suits(query: torch.Tensor) -> bool:
-    """Whether the engine's own kernel was measured to be the fastest with as many queries of this dtype."""
+    """True if the engine's own kernel was measured to be the fastest for this dtype and number of queries."""
     return query.dtype == torch.bfloat16 or (query.shape[2] >= Attention.FEWEST_QUERIES and has_wide_vectors())
 
 
 def _has_probabilities(logarithms: torch.Tensor) -> bool:
-    """Whether every query has a probability for some key; False, too, where a sum of exponentials is one by chance."""
+    """True if every query has a probability for some key; also False if a sum of exponentials is exactly one."""
     return bool(logarithms.isfinite().all()) and bool(logarithms.all())
 
 
@@ -143,18 +142,18 @@ def _of_four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """The mask in the dtype that PyTorch's kernels want it in."""
+    """Return the mask in the dtype of PyTorch's kernels."""
     return None if mask is None else mask.to(query.dtype)
 
 
 def _by_rows(heads: torch.Tensor) -> torch.Tensor:
-    """The same values, those of a row side by side, which the kernels take for granted."""
+    """Return the same values with contiguous rows, which the kernels require."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 @translates(FUSED_ATTENTION)
 def fused_attention(op: Call) -> Any:
-    """(query, transposed key, value, mask or nothing) -> the result and the logarithms of the sums of exponentials."""
+    """Translate (query, transposed key, value, optional mask) -> the result and the logarithms of the sums of exponentials."""
     expect(op.dtype(0))
     settings = op.attribute("scale"), bool(op.attribute("zeros"))
     results = attention(op.tensor(0), op.tensor(1).transpose(2, 3), op.tensor(2), op.optional(3), *settings)
@@ -163,7 +162,7 @@ def fused_attention(op: Call) -> Any:
 
 @translates(FUSED_ATTENTION_GRAD)
 def fused_attention_gradient(op: Call) -> Any:
-    """(flow, query, transposed key, value, result, logarithms, mask or nothing) -> the gradients of the three heads."""
+    """Translate (flow, query, transposed key, value, result, logarithms, optional mask) -> the gradients of the three heads."""
     heads = op.tensor(1), op.tensor(2).transpose(2, 3), op.tensor(3)
     settings = op.attribute("scale"), bool(op.attribute("zeros"))
     results = attention_gradient(op.tensor(0), *heads, op.tensor(4), op.tensor(5), op.optional(6), *settings)
@@ -172,7 +171,7 @@ def fused_attention_gradient(op: Call) -> Any:
 
 @translates(CUDA_ATTENTION)
 def cuda_attention(op: Call) -> Any:
-    """(query, transposed key, value, mask or nothing) -> the result, and what its gradient takes."""
+    """Translate (query, transposed key, value, optional mask) -> the result, and the inputs of its gradient."""
     heads = op.tensor(0), op.tensor(1).transpose(2, 3), op.tensor(2)
     results = cuda.attention(*heads, op.optional(3), *_settings(op))
     return tuple(results[place] for place in range(len(CUDA_ATTENTION.outputs)))
@@ -180,7 +179,7 @@ def cuda_attention(op: Call) -> Any:
 
 @translates(CUDA_ATTENTION_GRAD)
 def cuda_attention_gradient(op: Call) -> Any:
-    """(flow, query, transposed key, value, what attention returned, mask or nothing) -> the gradients of the three heads."""
+    """Translate (flow, query, transposed key, value, outputs of attention, optional mask) -> the gradients of the three heads."""
     heads = op.tensor(1), op.tensor(2).transpose(2, 3), op.tensor(3)
     kept = op.tensor(4), op.tensor(5), op.tensor(6), op.tensor(7)
     results = cuda.attention_gradient(op.tensor(0), *heads, *kept, op.optional(8), *_settings(op))

@@ -1,11 +1,11 @@
-"""Scaled dot-product attention on CUDA without a matrix of probabilities: PyTorch's kernels, forward and backward.
+"""Scaled dot-product attention on CUDA without a matrix of probabilities, with PyTorch's forward and backward kernels.
 
-Flash attention (Dao et al. 2022) multiplies sixteen bits, with no mask or a causal one. The memory-efficient kernels (Rabe and
-Staats 2021) take float32, whose products they put together of three in TF32, and any mask that is added to the scores. Which of
-the two runs follows from dtype and mask, so that a graph is the same on every card that has both.
+Flash attention (Dao et al. 2022) takes sixteen bits, with no mask or a causal one. The memory-efficient kernels (Rabe and Staats
+2021) take float32, whose products are composed of three in TF32, and any mask that is added to the scores. Dtype and mask alone
+decide which one runs, so that a graph is the same on every card that has both.
 
-Both give zeros for a query that no key is shown to, where ONNX has NaN. Such queries are told by their mask, on the device and
-without waiting for it. One whose scores come to -infinity by themselves, which takes products beyond float32, stays zero.
+Both give zeros for a query that may see no key, but ONNX requires NaN. Such queries are found from their mask, on the device and
+without synchronization. A query whose scores overflow to -infinity, which takes products beyond float32, stays zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from burnish.engines.torch.translate.rules import records_one_call
 from burnish.kernels.attention import ALIGNMENT
 
 LEAST_CAPABILITY = (8, 0)
-"""Of a card whose flash attention PyTorch has kernels for."""
+"""The least capability of a card with flash attention in PyTorch."""
 _aten = torch.ops.aten
 
 
 def dtypes(device: torch.device) -> tuple[ir.DataType, ...]:
-    """The dtypes of heads that PyTorch has kernels for on a CUDA device."""
+    """Return the dtypes of heads with PyTorch kernels on a CUDA device."""
     if not torch.backends.cuda.is_flash_attention_available() or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return ()
     return ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
@@ -40,20 +40,20 @@ def attention(
     zeros: bool,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """softmax(query key' scale + mask) value.
+    """Return softmax(query key' scale + mask) value.
 
     Args:
-        query: [N, H, M, D], float32, float16 or bfloat16; like the others it may be strided.
+        query: [N, H, M, D], float32, float16 or bfloat16; may be strided, like the others.
         key, value: [N, H, L, D].
-        mask: float32, added to the scores, of two or four axes that broadcast to [N, H, M, L]; sixteen-bit heads round it to
+        mask: float32, added to the scores, with two or four axes that broadcast to [N, H, M, L]; sixteen-bit heads round it to
             their dtype. None adds nothing.
-        scale: of the scores.
-        zeros: whether a query that the mask shows no key to has zeros for its result, and no gradient, in place of NaN.
-        causal: whether a query sees keys up to its own place alone; M is L then, and there is no mask.
+        scale: factor of the scores.
+        zeros: True if a query that may see no key has zeros as its result, and no gradient, in place of NaN.
+        causal: True if a query sees only keys up to its own position; then M is L, and there is no mask.
 
     Returns:
-        The result [N, H, M, D], the logarithms of the sums of exponentials [N, H, M or more], float32, and two tensors that the
-        gradient takes.
+        The result [N, H, M, D], the logarithms of the sums of exponentials [N, H, M or more], float32, and two tensors for the
+        gradient.
     """
     heads = [_by_rows(each) for each in (query, key, value)]
     if _is_flash(query, mask):
@@ -82,12 +82,12 @@ def attention_gradient(
     zeros: bool,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value, each of its shape.
+    """Return the gradients of query, key and value, in their shapes.
 
     Args:
         flow: the gradient of the result, [N, H, M, D].
-        query, key, value, mask, scale, zeros, causal: as ``attention`` got them.
-        result, logarithms, seed, offset: what it returned.
+        query, key, value, mask, scale, zeros, causal: the arguments of ``attention``.
+        result, logarithms, seed, offset: its results.
     """
     heads = [_by_rows(each) for each in (query, key, value)]
     if _is_flash(query, mask):
@@ -98,7 +98,7 @@ def attention_gradient(
         return gradients[0], gradients[1], gradients[2]
     if mask is not None:
         sees = _sees_a_key(mask)
-        # With a result and a flow of zeros such a query moves nothing; with NaN for its flow everything that it read is NaN.
+        # With a zero result and flow, such a query has no effect; with a NaN flow, everything that it read gets NaN.
         flow = torch.where(sees, flow, 0.0 if zeros else math.nan)
         result = torch.where(sees, result, 0.0)
     kept = _bias(mask, query, key), _by_tokens(result), logarithms, seed, offset
@@ -113,14 +113,14 @@ def _is_flash(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
 
 
 def _sees_a_key(mask: torch.Tensor) -> torch.Tensor:
-    """Which queries the mask shows a key to; it broadcasts to [N, H, M, 1]."""
+    """Return a mask that is true for queries that may see a key; it broadcasts to [N, H, M, 1]."""
     return (mask > -math.inf).any(-1, keepdim=True)
 
 
 def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """The mask as the kernels read it: [N, H, M, L] of the heads' dtype, zeros for a query that it shows no key to.
+    """Return the mask for the kernels: [N, H, M, L] of the heads' dtype, with zeros for a query that may see no key.
 
-    Rows lie on multiples of ``ALIGNMENT``; axes that it broadcasts along have a stride of zero.
+    Rows are aligned to multiples of ``ALIGNMENT``; broadcast axes have a stride of zero.
     """
     if mask is None:
         return None
@@ -134,10 +134,12 @@ def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> 
 
 
 def _by_rows(heads: torch.Tensor) -> torch.Tensor:
-    """The same values, those of a row side by side."""
+    """Return the same values with contiguous rows."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def _by_tokens(heads: torch.Tensor) -> torch.Tensor:
-    """The same values, which lie in memory as [N, M, H, D]: the memory-efficient gradient takes results and flows so alone."""
+    """Return the same values, stored as [N, M, H, D]: the only layout that the memory-efficient gradient takes for results and
+    flows.
+    """
     return heads.transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients: by kernels of the engine, or by PyTorch's quickest way."""
+"""Convolutions and their gradients, by kernels of the engine or by PyTorch's fastest way."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ declare_kernel("depthwise_5x5_bfloat16", *_DEPTHWISE, suffix="_5x5_bfloat16")
 
 
 FEW_CHANNELS = 16
-"""As many as fill two vectors of AVX2: with fewer, oneDNN's strided convolutions of one pixel are not trusted."""
+"""The number of channels that fills two vectors of AVX2: with fewer, oneDNN's strided 1x1 convolutions are not used."""
 
 
 def _window(op: Call, weight: int) -> tuple[list[Any], list[int], list[int], list[int], int]:
-    """Kernel extents, strides, dilations, pads (begins, then ends) and group of a convolution."""
+    """Return kernel extents, strides, dilations, pads (begins, then ends) and group of a convolution."""
     kernel = op.attribute("kernel_shape")
     if kernel is None:
         kernel = op.extents(weight)[2:]
@@ -88,7 +88,7 @@ def _window(op: Call, weight: int) -> tuple[list[Any], list[int], list[int], lis
 
 
 def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:
-    """The input and the padding that PyTorch takes, equal on both sides; what is uneven is padded before."""
+    """Return the input and the symmetric padding for PyTorch; asymmetric padding is applied to the input."""
     rank = len(pads) // 2
     begins, ends = pads[:rank], pads[rank:]
     if begins == ends:
@@ -98,9 +98,9 @@ def _padded_evenly(x: Any, pads: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
-    """Whether a convolution of windows of one pixel, in bfloat16 on a CPU, is faster as one product of matrices.
+    """True if a 1x1 convolution in bfloat16 on a CPU is faster as one matrix product.
 
-    oneDNN reorders the weights of a convolution before it and after, which takes its time where maps are small and channels many.
+    oneDNN reorders the weights of a convolution before and after it, which takes long for small maps with many channels.
     """
     if op.device.type != "cpu" or op.dtype() != ir.DataType.BFLOAT16:
         return False
@@ -113,10 +113,10 @@ def _is_product(op: Call, images: int, weight: int, largest: int) -> bool:
 
 
 def _skips_pixels_of_few_channels(op: Call, weight: int) -> bool:
-    """Whether the kernels of a convolution are of one pixel, with a stride, and read few channels.
+    """True for a strided 1x1 convolution with few input channels.
 
-    Of these oneDNN, for processors with AVX2 but no AVX-512, computes the gradient of the kernels with whole vectors, which it
-    writes beyond the end of the result.
+    On processors with AVX2 but no AVX-512, oneDNN computes its weight gradient with whole vectors, which it writes beyond the end
+    of the result.
     """
     extents = op.extents(weight)
     kernel, strides, _, pads, group = _window(op, weight)
@@ -128,7 +128,7 @@ def _skips_pixels_of_few_channels(op: Call, weight: int) -> bool:
 
 
 def _channels_last(images: Any) -> Any:
-    """[N, C, H, W] as [N, H, W, C]: no copy where the channels are last in memory."""
+    """Return [N, C, H, W] as [N, H, W, C]: without a copy if the channels are last in memory."""
     return torch.permute(images, [0, 2, 3, 1])
 
 
@@ -148,7 +148,9 @@ def convolution(op: Call) -> Any:
 
 @translates("ConvInteger")
 def convolution_of_integers(op: Call) -> Any:
-    """In float64, which holds every sum of such products. What is padded is the zero point, which is nothing once it is off."""
+    """Computed in float64, which holds every sum of such products exactly. Padding has the value of the zero point, which is zero
+    after subtraction.
+    """
     x, weight = op.tensor(0).to(torch.float64), op.tensor(1).to(torch.float64)
     kernel, strides, dilations, pads, group = _window(op, 1)
     if op.has(2):
@@ -192,7 +194,7 @@ def transposed_convolution(op: Call) -> Any:
             smaller = total // 2
             begins[axis] = smaller if automatic == "SAME_UPPER" else total - smaller
             ends[axis] = total - begins[axis]
-    # PyTorch pads both sides alike and extends the end: computed without pads, and cut to what is left.
+    # PyTorch pads both sides equally and extends the end: compute without pads, and crop.
     if begins == ends and all(
         more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True)
     ):
@@ -217,7 +219,7 @@ def _transposed(
 
 @translates(CONV_INPUT_GRAD)
 def convolution_input_gradient(op: Call) -> Any:
-    """(dy, w, x) -> dx; of x the shape is read."""
+    """Translate (dy, w, x) -> dx; only the shape of x is read."""
     if _is_product(op, 2, 1, NarrowConvolutions.LARGEST_MAP):
         return _channels_second(torch.matmul(_channels_last(op.tensor(0)), torch.flatten(op.tensor(1), 1)))
     return _backward(op, op.tensor(0), op.tensor(2), op.tensor(1), weight_index=1, wanted=0)
@@ -225,7 +227,7 @@ def convolution_input_gradient(op: Call) -> Any:
 
 @translates(CONV_WEIGHT_GRAD)
 def convolution_weight_gradient(op: Call) -> Any:
-    """(dy, x, w) -> dw; of w the shape is read."""
+    """Translate (dy, x, w) -> dw; only the shape of w is read."""
     if _is_product(op, 1, 2, NarrowConvolutions.LARGEST_MAP_OF_GRADIENT):
         dy, x = (torch.flatten(_channels_last(op.tensor(index)), 0, 2) for index in (0, 1))
         return torch.mm(dy.t(), x)[:, :, None, None]
@@ -239,7 +241,7 @@ def convolution_weight_gradient(op: Call) -> Any:
 
 @translates(CHOSEN_CONV_INPUT_GRAD)
 def chosen_input_gradient(op: Call) -> Any:
-    """(dy, w, x) -> dx; of x the shape is read."""
+    """Translate (dy, w, x) -> dx; only the shape of x is read."""
     _, strides, dilations, pads, group = _window(op, 1)
     x = op.tensor(2)
     padded, padding = _padded_evenly(x, pads)
@@ -250,7 +252,7 @@ def chosen_input_gradient(op: Call) -> Any:
 
 @translates(CHOSEN_CONV_WEIGHT_GRAD)
 def chosen_weight_gradient(op: Call) -> Any:
-    """(dy, x, w) -> dw; of w the shape is read."""
+    """Translate (dy, x, w) -> dw; only the shape of w is read."""
     _, strides, dilations, pads, group = _window(op, 2)
     x, padding = _padded_evenly(op.tensor(1), pads)
     window = strides, padding, dilations, group, bool(op.attribute("measured"))
@@ -259,7 +261,7 @@ def chosen_weight_gradient(op: Call) -> Any:
 
 @translates(CONV_INPUT_GRAD_NARROW)
 def narrow_input_gradient(op: Call) -> Any:
-    """(dy, w, x) -> dx; of x the shape is read."""
+    """Translate (dy, w, x) -> dx; only the shape of x is read."""
     if not has_narrow_vectors():
         return convolution_input_gradient(op)
     return products.strided_input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
@@ -267,7 +269,7 @@ def narrow_input_gradient(op: Call) -> Any:
 
 @translates(CONV_WEIGHT_GRAD_NARROW)
 def narrow_weight_gradient(op: Call) -> Any:
-    """(dy, x, w) -> dw; of w the shape is read."""
+    """Translate (dy, x, w) -> dw; only the shape of w is read."""
     if not has_narrow_vectors():
         return convolution_weight_gradient(op)
     products.expect_weight_gradient()
@@ -281,7 +283,7 @@ def _backward(op: Call, dy: Any, x: Any, weight: Any, weight_index: int, wanted:
     padded, padding = _padded_evenly(x, pads)
     is_padded = padded is not x
     mask = [wanted == 0, wanted == 1, False]
-    if op.dtype(2) != op.dtype(0):  # of the third operand the shape alone is read
+    if op.dtype(2) != op.dtype(0):  # only the shape of the third operand is read
         if wanted == 0:
             padded = torch.empty_like(padded, dtype=op.torch_dtype(0))
         else:
@@ -299,7 +301,7 @@ def _without_pads(images: Any, pads: list[Any]) -> Any:
 
 
 def _window_suffix(op: Call, weight: int) -> str:
-    """What the kernels for windows of 5x5 have behind their names; those for 3x3 have nothing."""
+    """Return the name suffix of the kernels for windows of 5x5; those for 3x3 have none."""
     return "_5x5" if op.known_extents(weight)[2] == 5 else ""
 
 
@@ -333,14 +335,14 @@ def pointwise_convolution(op: Call) -> Any:
 
 @translates(POINTWISE_CONV_INPUT_GRAD)
 def pointwise_input_gradient(op: Call) -> Any:
-    """(dy, w, x) -> dx; of x the shape is read."""
+    """Translate (dy, w, x) -> dx; only the shape of x is read."""
     products.expect()
     return products.input_gradient(op.tensor(0), op.tensor(1), op.tensor(2), op.attribute("strides"))
 
 
 @translates(POINTWISE_CONV_GRAD)
 def pointwise_gradients(op: Call) -> Any:
-    """(dy, x, w) -> dx, dw."""
+    """Translate (dy, x, w) -> dx, dw."""
     products.expect_gradients()
     results = products.gradients(*op.tensors())
     return results[0], results[1]

@@ -1,15 +1,13 @@
-"""The ways to compute a convolution and its gradients: by oneDNN in either layout, with height and width exchanged or not, and as
-products with a matrix of windows.
+"""Ways to compute a convolution and its gradients: oneDNN in either layout, with height and width exchanged or not, and products
+with a matrix of windows.
 
-oneDNN has kernels of very different speed for one and the same convolution: which it takes follows from the layout, from which
-axis is the long one, and from the number of threads, and some cases fall to its reference code, which is a hundred times slower.
-All ways compute the same sums, in another order.
+The speed of oneDNN for the same convolution depends on the layout, on the longer axis and on the number of threads; some cases
+use its reference code, which is a hundred times slower. All ways compute the same sums, in another order.
 
-Operands are images [N, C, H, W], or volumes [N, C, D, H, W], in any layout. Results have their channels last.
-
-``convolve``, ``transposed`` and the two gradients take the way that is the quickest for their sizes on this machine: they are
-called as a graph runs, when the sizes are known. Signals [N, C, L] are images of one row. Results have their
-channels last, those of weights lie as state does: kernels of images with the channels last, all others in C order.
+``convolve``, ``transposed`` and the two gradients take the fastest way for their sizes on this machine: they are called at run
+time, when sizes are known. Operands are images [N, C, H, W] or volumes [N, C, D, H, W] in any layout; signals [N, C, L] are
+images of one row. Results have channels last. Gradients of weights have the layout of the state: channels last for image kernels,
+C order for all others.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from burnish.engines.torch.runtime import kernel_choice
 from burnish.engines.torch.translate.rules import records_one_call
 
 SLAB = 1 << 19
-"""Bytes of windows that are copied out at a time: they stay in the cache until they are multiplied."""
+"""Bytes of windows that are copied at a time, so that they stay in the cache until they are multiplied."""
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How the windows of a convolution lie; one entry for each axis of the images.
+    """The windows of a convolution; one entry for each axis of the images.
 
     Attributes:
-        strides: from one window to the next.
+        strides: distances between windows.
         padding: zeros on either side of the images.
-        dilations: from one pixel of a window to the next.
-        groups: of channels.
+        dilations: distances between pixels of a window.
+        groups: number of channel groups.
     """
 
     strides: tuple[int, ...]
@@ -51,23 +49,23 @@ class Windows:
     groups: int = 1
 
     def exchanged(self) -> Windows:
-        """Of images whose height is their width."""
+        """Return the windows with height and width exchanged."""
         return Windows(self.strides[::-1], self.padding[::-1], self.dilations[::-1], self.groups)
 
 
 class Way(Protocol):
-    """One way to compute a convolution and its gradients. All operands are of one dtype."""
+    """A way to compute a convolution and its gradients. All operands have one dtype."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, windows: Windows) -> torch.Tensor:
-        """x [N, C, *space], weight [K, C / groups, *extents] and bias [K] to y [N, K, *places]."""
+        """Return y [N, K, *places] for x [N, C, *space], weight [K, C / groups, *extents] and bias [K]."""
         ...
 
     def input_gradient(self, dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """The gradient of x; of x itself the shape is read."""
+        """Return the gradient of x; only the shape of x is read."""
         ...
 
     def weight_gradient(self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """The gradient of the weight; of the weight itself the shape is read."""
+        """Return the gradient of the weight; only the shape of the weight is read."""
         ...
 
 
@@ -76,8 +74,8 @@ class OneDNN:
     """oneDNN's convolution.
 
     Attributes:
-        channels_last: the layout it is given.
-        exchanged: whether height and width change places.
+        channels_last: layout of its operands.
+        exchanged: True if height and width are exchanged.
     """
 
     channels_last: bool
@@ -129,7 +127,7 @@ class OneDNN:
         return windows.exchanged() if self.exchanged else windows
 
     def _empty(self, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Memory that nothing was written to, of the shape in which a tensor is given."""
+        """Return uninitialized memory in the (exchanged) shape of a tensor."""
         shape = list(like.shape)
         shape = [*shape[:2], *shape[:1:-1]] if self.exchanged else shape
         return self._plain(torch.empty(shape, dtype=dtype, memory_format=self._format(like)))
@@ -142,7 +140,9 @@ class OneDNN:
         return self._plain(tensor.contiguous(memory_format=self._format(tensor)))
 
     def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
-        """With the strides of its layout also for axes of one element, by which PyTorch tells layouts apart."""
+        """Return a view with the strides of its layout also for axes of one element, because PyTorch infers layouts from
+        strides.
+        """
         return _plainly_channels_last(tensor) if self.channels_last else tensor.as_strided(tensor.shape, _strides(tensor.shape))
 
     def _returned(self, result: torch.Tensor) -> torch.Tensor:
@@ -150,10 +150,10 @@ class OneDNN:
 
 
 class Products:
-    """Products with the matrix of all windows, a slab of them at a time; for one group.
+    """Products with the matrix of all windows, a slab at a time; for one group.
 
-    With the channels last, a row of a window is a run of elements in memory, and so it is copied. The gradient of the images is
-    made the other way round: the products are added up where their windows lie.
+    With channels last, a row of a window is contiguous in memory and copied as one run. The gradient of the images is the
+    reverse: products are added up at their windows.
     """
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, windows: Windows) -> torch.Tensor:
@@ -169,14 +169,14 @@ class Products:
         return y.movedim(-1, 1)
 
     def input_gradient(self, dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """Of images alone: PyTorch adds up no windows of volumes."""
+        """Only for images: PyTorch cannot add up windows of volumes."""
         outputs, _, *extents = weight.shape
         matrix = weight.reshape(outputs, -1).t()
         (above, left), (down, right) = windows.padding, windows.strides
         height, width = x.shape[2:]
         dx = torch.zeros([*x.shape[:2], height + 2 * above, width + 2 * left], dtype=dy.dtype)
         rows, columns = dy.shape[2:]
-        # Whole rows of windows at a time, or of one row as many columns.
+        # Whole rows of windows at a time, or as many columns of one row.
         column_bytes = max(matrix.shape[0] * dy.element_size(), 1)
         wide = min(columns, max(1, SLAB // column_bytes))
         tall = max(1, SLAB // (column_bytes * max(columns, 1)))
@@ -204,7 +204,7 @@ class Products:
 
 
 def laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Images, volumes or their kernels with the channels last."""
+    """Return images, volumes or their kernels with channels last."""
     return _plainly_channels_last(tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]))
 
 
@@ -215,12 +215,12 @@ def _plainly_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Of a tensor in C order."""
+    """Return the strides of a tensor in C order."""
     return [math.prod(max(extent, 1) for extent in shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def places(x: Sequence[int], extents: Sequence[int], windows: Windows) -> list[int]:
-    """How many windows of these extents there are along each axis of images of this shape [N, C, *space]."""
+    """Return the number of windows of these extents along each axis of images of this shape [N, C, *space]."""
     return [
         (size + 2 * pad - dilation * (extent - 1) - 1) // stride + 1
         for size, extent, stride, pad, dilation in zip(
