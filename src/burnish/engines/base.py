@@ -67,9 +67,7 @@ class ProgramRunner(ABC):
 
     @property
     def reopened(self) -> int:
-        """The number of times that the step graph was reopened with fewer of the runtime's optimizations because they
-        broke it.
-        """
+        """The number of times that the step graph was reopened with fewer of the runtime's optimizations, which broke it."""
         return 0
 
     @property

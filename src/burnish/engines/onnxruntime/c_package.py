@@ -1,6 +1,4 @@
-"""Package a program as a folder that trains without Python: a C client, the program, and its graphs in ONNX Runtime's own
-format.
-"""
+"""Package a program as a folder that trains without Python: a C client, the program, and its graphs in ONNX Runtime's format."""
 
 from __future__ import annotations
 

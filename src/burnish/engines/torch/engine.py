@@ -1,4 +1,4 @@
-"""The PyTorch engine: a program's graphs as PyTorch calls, without autograd, with the state held in tensors."""
+"""The PyTorch engine: runs a program's graphs as PyTorch calls, without autograd, with the state in tensors."""
 
 from __future__ import annotations
 
@@ -70,34 +70,34 @@ Result = TypeVar("Result")
 _NULL_CONTEXT = nullcontext()
 
 REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, MemoryError)
-"""What PyTorch raises where it refuses to run a graph."""
+"""The errors of PyTorch when it refuses to run a graph."""
 
 FREED_AT_ONCE = 1 << 26
-"""Bytes of a state that is handed over, after which what was freed is given back to the system."""
+"""Bytes of a handed-over state after which freed memory is returned to the system."""
 
 
 class TorchEngine(RunsModels):
-    """Runs programs on PyTorch's kernels.
+    """The engine that runs programs on PyTorch's kernels.
 
     Args:
-        device: where to run when a session does not say: ``cpu``, ``cuda``, ``cuda:1``.
-        compile: what is compiled. ``regions``: parts of a graph, as the engine's own kernels, where a program has their form;
-            they are built once (``kernels``), and without a compiler ATen's operators run in their place. ``inductor``: each
-            graph as a whole, by Inductor, when it is first run. ``none``: nothing, ATen's operators alone.
-        channels_last: hold images and the kernels of convolutions with their channels last, where PyTorch's convolutions are
-            fastest.
-        keep_pages: keep the memory of a step for the next, and refuse what there is no memory for (``memory``).
-        winograd: on a CPU, with ``compile="regions"`` and ``channels_last``, compute float32 convolutions of 3x3 and their
-            gradients by Winograd's minimal filtering where that is faster; False leaves them to PyTorch's direct convolutions.
-        kernel_choice: on a CPU, with ``compile="regions"`` and ``channels_last``, how float32 convolutions are computed that are
-            not of a form usual in image networks. ``measured``: in the quickest of several ways, measured once for their sizes
-            and remembered on this machine (``kernel_choice``). ``fixed``: always in the same way, so that the bits of a result
-            do not depend on what was measured. On CUDA the two say whether cuDNN times its algorithms in the first steps.
-        tf32: on CUDA, multiply float32 matrices and images in TensorFloat-32, with 10 bits of mantissa.
-        capture: on CUDA, record the step as one CUDA graph per shape of the batch (``capture``).
+        device: default device: ``cpu``, ``cuda``, ``cuda:1``.
+        compile: parts to compile. ``regions``: parts of a graph as the engine's own kernels, where a program has their form; they
+            are built once (``kernels``), and without a compiler ATen's operators run instead. ``inductor``: each graph as a
+            whole, by Inductor, when it is first run. ``none``: nothing, only ATen's operators.
+        channels_last: True stores images and the kernels of convolutions with channels last, the fastest layout for PyTorch's
+            convolutions.
+        keep_pages: True keeps the memory of a step for the next, and refuses steps that do not fit (``memory``).
+        winograd: True computes float32 convolutions of 3x3 and their gradients by Winograd's minimal filtering if that is faster,
+            on a CPU, with ``compile="regions"`` and ``channels_last``; False leaves them to PyTorch's direct convolutions.
+        kernel_choice: computation of float32 convolutions of unusual forms, on a CPU, with ``compile="regions"`` and
+            ``channels_last``. ``measured``: the fastest of several ways, measured once for their sizes and remembered on this
+            machine (``kernel_choice``). ``fixed``: always the same way, so that the bits of a result do not depend on
+            measurements. On CUDA, ``measured`` lets cuDNN time its algorithms in the first steps.
+        tf32: True multiplies float32 matrices and images in TensorFloat-32, with 10 bits of mantissa, on CUDA.
+        capture: True records the step as one CUDA graph per shape of the batch, on CUDA (``capture``).
 
     Raises:
-        EngineError: ``compile`` or ``kernel_choice`` is none of these.
+        EngineError: ``compile`` or ``kernel_choice`` has another value.
     """
 
     name = "torch"
@@ -129,11 +129,11 @@ class TorchEngine(RunsModels):
         self.tf32 = tf32
         self.capture = capture
         if compile == "regions" and device == "cpu":
-            kernels.expected()  # an engine that is made before its program has them compiled meanwhile
+            kernels.expected()  # compiles in the background if an engine is made before its program
 
     @property
     def target(self) -> Target:
-        """ATen's kernels, and the engine's own where it compiles regions."""
+        """ATen's kernels, and the engine's own if it compiles regions."""
         operators = translated_operators(BURNISH_DOMAIN) | (FUSED if self.compile == "regions" else set())
         return replace(TARGETS["onnxruntime"], name=self.name, kernels=operators - COLLECTIVES, collectives=COLLECTIVES)
 
@@ -149,15 +149,15 @@ class TorchEngine(RunsModels):
         """Open a program with copies of ``state``; graphs are translated when they are first run.
 
         Args:
-            graphs: those of the program, lowered to this engine's target; with collectives where there is a communicator.
+            graphs: graphs of the program, lowered to this engine's target; with collectives if there is a communicator.
             state: every state entry by name.
-            device: as PyTorch names it; None is the engine's.
-            threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
-            communicator: to the workers that the program is trained with.
+            device: device name of PyTorch; None is the engine's.
+            threads: threads inside one operator, for the whole process; None keeps PyTorch's setting.
+            communicator: connection to the other workers.
 
         Raises:
-            EngineError: there is no such device, ``threads`` is no whole number from 1 to 1024, or ``compile="inductor"`` finds
-                no compiler, or is asked for with a communicator.
+            EngineError: the device does not exist, ``threads`` is not an integer from 1 to 1024, or ``compile="inductor"`` finds
+                no compiler, or is combined with a communicator.
         """
         check_threads(threads)
         place = device_of(self.device if device is None else device)
@@ -171,7 +171,7 @@ class TorchEngine(RunsModels):
         return TorchRunner(self, graphs, state, place, threads, communicator)
 
     def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
-        """What sessions of this engine run on (``burnish.engines.base.described``); waits for kernels that are being built."""
+        """Return a description of this engine's sessions (``burnish.engines.base.described``); wait for kernels being built."""
         found: dict[str, Any] = {"threads": threads or torch.get_num_threads()}
         if self.compile != "regions":
             return found | {"kernels_reason": f"compile='{self.compile}' goes without them"}
@@ -184,11 +184,11 @@ class TorchEngine(RunsModels):
         return found | {"kernels": str(path), "kernels_reason": None, "level": level}
 
     def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
-        """Translate a model, to be run any number of times; ``threads`` as ``open`` takes it.
+        """Translate a model, to be run repeatedly; ``threads`` is as for ``open``.
 
         Raises:
-            EngineError: an operator or a dtype has no translation, ``threads`` is no whole number from 1 to 1024, or, from what
-                is returned, an operator fails.
+            EngineError: an operator or a dtype has no translation, ``threads`` is not an integer from 1 to 1024, or, from the
+                returned callable, an operator fails.
         """
         check_threads(threads)
         device = device_of(self.device)
@@ -212,7 +212,7 @@ class TorchEngine(RunsModels):
 
 
 class _GraphInput(NamedTuple):
-    """What a run has to know of an input of its graph, read from the signature once."""
+    """Properties of a graph input that a run needs, read from the signature once."""
 
     name: str
     dtype: ir.DataType
@@ -245,7 +245,7 @@ class TorchRunner(ProgramRunner):
         self._runnables: dict[str, Runnable] = {}
         self._recorder: Recorder | None = None
         self._by_rows = written_by_rows(graphs.signature["step"])
-        # How many rows a step writes depends on the batch's numbers: it cannot be recorded.
+        # The number of rows that a step writes depends on the batch: it cannot be recorded.
         if device.type == "cuda" and engine.capture and communicator is None and not self._by_rows:
             self._recorder = CudaRecorder(device)
         self._row_writes: list[RowWrite] = []
@@ -295,13 +295,13 @@ class TorchRunner(ProgramRunner):
         return outputs
 
     def _present(self) -> Arrays:
-        """The state, to look at and not to keep."""
+        """A view of the state; do not keep it."""
         return {name: view_of(tensor, self._entries[name].dtype) for name, tensor in self._state.items()}
 
     def _move_on(self, results: Tensors) -> None:
-        """Make the state the next one, from what the step's graph returned and by the updates that were taken out of it."""
+        """Switch to the next state, given the outputs of the step's graph, and run the updates that were removed from it."""
         update, replaced = self._state_update
-        # One call moves the state on; where it takes two, no interrupt may come between.
+        # If the switch takes two calls, no interrupt may come between them.
         is_one_call = not self._row_writes and self._row_updates is None and (update is None or not replaced)
         with _inference_mode(), _NULL_CONTEXT if is_one_call else uninterrupted():
             if update is not None and self._lying_in_state:
@@ -325,7 +325,7 @@ class TorchRunner(ProgramRunner):
 
     @cached_property
     def _state_update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
-        """What writes over state entries in place; and those that get a new tensor instead, each with the output that it is."""
+        """The in-place update of state entries; and the entries that get a new tensor instead, each with its output."""
         signature = self._graphs.signature["step"]
         updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         if not self._updates:
@@ -358,7 +358,7 @@ class TorchRunner(ProgramRunner):
             self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
     def _tensors_of(self, state: Mapping[str, np.ndarray]) -> Tensors:
-        """Copies of the state on the device; what was handed over is freed meanwhile."""
+        """Return copies of the state on the device; a handed-over state is freed along the way."""
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
         tensors = {}
         freed = 0
@@ -375,14 +375,14 @@ class TorchRunner(ProgramRunner):
         return tensors
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Images and kernels with their channels last."""
+        """Store images and kernels with channels last."""
         if self._engine.channels_last and tensor.dim() == 4 and tensor.is_floating_point():
             return tensor.contiguous(memory_format=torch.channels_last)
         return tensor
 
     @cached_property
     def _has_kernels(self) -> bool:
-        """Whether graphs are prepared for the engine's own kernels, which may still be compiling."""
+        """True if graphs are prepared for the engine's own kernels, which may still be compiling."""
         wanted = self._engine.compile == "regions" and self._device.type == "cpu"
         return wanted and (kernels.expected() or kernels.available())
 
@@ -390,7 +390,7 @@ class TorchRunner(ProgramRunner):
         return translate(self._prepared(graph, fused), self._device, self._communicator)
 
     def _prepared(self, name: str, fused: bool) -> ir.Model:
-        """A copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's alone."""
+        """Return a copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's."""
         engine = self._engine
         model = prepared(
             self._graphs,
@@ -411,7 +411,7 @@ class TorchRunner(ProgramRunner):
         return model
 
     def _take_updates_out(self, graph: ir.Graph, fused: bool) -> None:
-        """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
+        """Remove the state updates that kernels run from the step's graph, and record the results to copy."""
         signature = self._graphs.signature["step"]
         updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         names = [entry.name for entry in signature.outputs]
@@ -425,7 +425,7 @@ class TorchRunner(ProgramRunner):
             self._updates = take_updates(graph, names, updates)
             self._increments = take_increments(graph, names, updates) if self._updates else {}
             self._lying_in_state = lying_in_inputs(graph, names, updates) if self._updates else []
-        # Next values of state entries in a buffer of an exchange, which the next step writes over: they are copied.
+        # Next values of state entries in a buffer of an exchange, which the next step overwrites: they are copied.
         self._lying_in_exchange_buffers = [
             name for name in lying_in_exchange_buffers(graph, names) if name in set(updates.values())
         ]
@@ -470,12 +470,12 @@ class TorchRunner(ProgramRunner):
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:
-        """A graph as something to call, which is kept; made when it is first asked for."""
+        """Return a graph as a callable, made at the first request and then kept."""
         return self._runnables.get(graph) or self._make_runnable(graph)
 
     @garbage_kept()
     def translated(self, graph: str) -> fx.GraphModule:
-        """A graph in PyTorch's calls and the engine's kernels, which are there when it returns: inputs to a tuple of outputs."""
+        """Return a graph of PyTorch calls and kernels, which are built before it returns: inputs -> tuple of outputs."""
         module = self._translate(graph, self._has_kernels)
         called = kernels.called(module)
         if graph == "step":
@@ -496,7 +496,7 @@ class TorchRunner(ProgramRunner):
         return runnable
 
     def _settings(self) -> AbstractContextManager[None]:
-        """The settings of the process that a graph runs under."""
+        """Return the settings of the process while a graph runs."""
         _use_threads(self._threads)
         if self._device.type != "cuda":
             return _NULL_CONTEXT
@@ -509,7 +509,7 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _kernels_of_layers(graphs: LoweredGraphs) -> tuple[str, ...]:
-    """Of the kernels that a program will call those that take longest to compile; its translated graphs tell all of them."""
+    """Return the slowest-compiling kernels that a program will call; its translated graphs determine all of them."""
     grad = graphs.semantic.get("grad")
     if grad is None or not any(BATCH_NORM_TRAINING.is_of(node) for node in grad.graph):
         return ()
@@ -518,12 +518,12 @@ def _kernels_of_layers(graphs: LoweredGraphs) -> tuple[str, ...]:
 
 
 def _inference_mode() -> AbstractContextManager[None]:
-    """``torch.inference_mode()``, without the six calls in Python that it takes."""
+    """``torch.inference_mode()`` without its six Python calls."""
     return torch._C._InferenceMode(True)
 
 
 def _without_autograd(module: fx.GraphModule) -> Runnable:
-    forward = module.forward  # nothing hooks into the module
+    forward = module.forward  # the module has no hooks
 
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with _inference_mode():
@@ -533,7 +533,7 @@ def _without_autograd(module: fx.GraphModule) -> Runnable:
 
 
 def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
-    """Run a graph, and say which it was, and where, if PyTorch refuses."""
+    """Run a graph; if PyTorch refuses, raise an error that names the graph and the node."""
     try:
         return run(*inputs)
     except REFUSALS as error:

@@ -1,10 +1,9 @@
-"""A graph of a program as the engine translates it: lowered, and rewritten for the kernels that this engine has beyond ATen's.
+"""Rewrite a lowered graph for the engine's own kernels.
 
-Each family has its turn. What is not of a form that a kernel has is left as it is.
+Each family of kernels has its turn; nodes without a matching kernel do not change.
 
-For a GPU sums of long rows are one reduction. A lowering sums a row in blocks and then their sums, so that rounding errors stay
-small where terms are added one by one. A GPU adds within a row as a tree, whose errors are as small, and each stage would be
-another kernel that waits for the one before.
+On a GPU, sums of long rows become one reduction. Lowering sums a row in blocks, and then the block sums, to keep rounding errors
+small for sequential addition. A GPU sums a row as a tree, with errors as small, and each stage would be another dependent kernel.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 
 
 def sum_whole_rows(graph: ir.Graph) -> bool:
-    """Put one reduction in the place of those that sum trailing axes block by block, in place."""
+    """Replace block-wise reductions of trailing axes by one reduction, in place."""
     changed = False
     for node in list(graph):
         stages = _stages(node)
@@ -85,7 +84,9 @@ def sum_whole_rows(graph: ir.Graph) -> bool:
 
 
 def _stages(node: ir.Node) -> list[ir.Node]:
-    """The reductions over the last axis that end in one whose axis stays, the last first; none where a node is no such end."""
+    """Return the chain of reductions over the last axis that ends in this node, the last first; empty if the node is not
+    its end.
+    """
     if not _sums_last_axis(node) or not _keeps(node):
         return []
     stages = [node]
@@ -108,7 +109,7 @@ def _keeps(node: ir.Node) -> bool:
 
 
 def _split_axes(split: ir.Node, blocks: int) -> list[int] | None:
-    """The axes that a Reshape splits into so many blocks, all from one on; None where it does something else."""
+    """Return the axes that a Reshape splits into this many blocks; None if it does something else."""
     source, extents = split.inputs[0], constant_array(split.inputs[1])
     if source is None or source.shape is None or extents is None or "allowzero" in split.attributes:
         return None
@@ -123,25 +124,25 @@ _SHARED = (
     *(STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE),
     *(SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD),
 )
-"""Those of the graph passes that other engines call too."""
+"""Graph passes that other engines use too."""
 
 FUSED = fused_operators() | {operator.name for operator in _SHARED}
-"""The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
+"""The semantic operators that only fusion creates: ATen has no kernels for them, or only less precise ones."""
 
 
 @dataclass(frozen=True)
 class Fusing:
-    """What the passes of the engine are told.
+    """The context of the engine's passes.
 
     Attributes:
-        kernels: whether the engine's own kernels are there; ATen's are.
-        winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
-        channels_last: whether images have their channels last in memory.
-        narrow: dtypes of sixteen bits whose products are computed in float32: those that the device is slow in.
-        attended: dtypes that the kernels of attention take.
-        kernel_choice: ``measured``: where no rule is known, the quickest way to compute a convolution is measured as a step runs;
-            ``fixed``: it is the usual one; None: convolutions are PyTorch's.
-        on_cuda: whether the graph runs on a CUDA device, with PyTorch's kernels of attention there where ``attended`` has any.
+        kernels: True if the engine's own kernels are available; ATen's always are.
+        winograd: True if these kernels may compute convolutions by Winograd's minimal filtering.
+        channels_last: True if images have channels last in memory.
+        narrow: sixteen-bit dtypes whose products are computed in float32, because the device is slow in them.
+        attended: dtypes of the attention kernels.
+        kernel_choice: ``measured``: without a rule, the fastest way to compute a convolution is measured at run time; ``fixed``:
+            the usual way; None: PyTorch's convolutions.
+        on_cuda: True if the graph runs on a CUDA device, with PyTorch's attention kernels if ``attended`` is not empty.
     """
 
     kernels: bool
@@ -191,7 +192,7 @@ TORCH: Stage[Fusing] = Stage(
             lambda model, context: choose_convolutions(model.graph, measured=context.kernel_choice == "measured"),
             when=lambda _, context: context.kernel_choice is not None,
         ),
-        # A fused layer stands where its activation was: what reads its statistics may have come before.
+        # A fused layer takes the place of its activation; readers of its statistics may come before that.
         rewrite_graph(sort, reason="TopologicalSortPass makes the same call"),
         rewrite_graph(transpose_narrow),
         rewrite_graph(use_linear_gradients, when=_has_kernels),
@@ -211,11 +212,11 @@ TORCH: Stage[Fusing] = Stage(
     ),
     settles=False,
 )
-"""A graph of a program, with the semantic operators that the engine translates, for the kernels that run it."""
+"""Passes that turn a graph of a program into one for the engine's kernels, with the semantic operators that it translates."""
 
 
 def fuse(model: ir.Model, kernels: bool, **options: Any) -> ir.Model:
-    """Rewrite a graph, in place, by the stage TORCH; ``options`` are fields of ``Fusing``. Returns the same model."""
+    """Rewrite a graph by the stage TORCH, in place, and return it; ``options`` are fields of ``Fusing``."""
     TORCH.run(model, Fusing(kernels, **options))
     return model
 
@@ -235,14 +236,14 @@ def prepared(
     winograd: bool = True,
     kernel_choice: KernelChoice = "measured",
 ) -> ir.Model:
-    """Return a copy of a graph of a program, rewritten.
+    """Return a rewritten copy of a graph of a program.
 
     Args:
-        graphs: those of the program, lowered to the engine's target.
-        name: of the graph.
-        device: where it runs.
-        fused: for the engine's own kernels; else for ATen's alone.
-        compilation, channels_last, winograd, kernel_choice: as ``TorchEngine`` has them.
+        graphs: graphs of the program, lowered to the engine's target.
+        name: name of the graph.
+        device: device that it runs on.
+        fused: True for the engine's own kernels, False for ATen's.
+        compilation, channels_last, winograd, kernel_choice: as for ``TorchEngine``.
     """
     attended = cuda.dtypes(device) if device.type == "cuda" and compilation != "none" else ()
     if not fused:
@@ -250,7 +251,7 @@ def prepared(
         if attended:
             kernels |= {ATTENTION.name, ATTENTION_GRAD.name}
         graphs = graphs.with_kernels(kernels)
-    # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
+    # Recomputation of activations waits for the backward pass; the mechanism depends on who orders the nodes.
     place_waits = wait_by_selection if compilation == "inductor" else run_in_order
     chooses = compilation == "regions" and device.type == "cpu" and channels_last
     model = graphs.copy_of(name)

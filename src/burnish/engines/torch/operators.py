@@ -1,4 +1,6 @@
-"""All operators that have a translation to PyTorch: importing this registers the rules of the plain ones and of the bindings."""
+"""All operators with a translation to PyTorch: importing this module registers the rules of plain operators and of the
+bindings.
+"""
 
 from burnish.engines.torch.bindings import (
     attention,

@@ -1,15 +1,15 @@
 """A graph compiled ahead of time by AOTInductor: one ``.pt2`` file that libtorch runs, in C++ or Python.
 
-The package takes the graph's inputs in the signature's order, contiguous, and returns its outputs in that order, contiguous too,
-so that the next state can be given back as it is. Its metadata say what they are:
+The package takes the graph's inputs in the signature's order, contiguous, and returns its outputs in that order, also contiguous,
+so that the next state can be passed back unchanged. Its metadata describe them:
 
     burnish.graph      the name of the graph
     burnish.signature  the graph's signature in JSON, as ``Signature.to_dict`` has it
     burnish.inputs     the names of the inputs, one per line
     burnish.outputs    the names of the outputs, one per line
-    burnish.updates    for each output, in one line each, the place of the input whose next value it is, or -1
+    burnish.updates    for each output, one per line, the place of the input whose next value it is, or -1
 
-No kernel of the engine's own is in it: everything is generated, or is an operator of libtorch.
+It contains none of the engine's own kernels: all code is generated, or is an operator of libtorch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
     inputs, dynamic = _examples(signature, extents, place)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, and under its own name, which the archive holds.
+        # Next to the target, and under its final name, which the archive contains.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".package-") as folder:
             written = Path(folder) / path.name
             _compile(module, inputs, dynamic, written, _metadata(signature, graph), graph)
@@ -73,7 +73,6 @@ def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphM
 
 
 def _contiguous(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with all its outputs contiguous."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     with module.graph.inserting_before(output):
         output.args = (tuple(module.graph.call_method("contiguous", (node,)) for node in output.args[0]),)
@@ -82,9 +81,10 @@ def _contiguous(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _with_signed_constants(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with its unsigned constants held as int64, and cast where they are read.
+    """Return the module with its unsigned constants as int64, cast for their readers.
 
-    Inductor writes small constants into its code by a selection between their elements, which it has not for unsigned types.
+    Inductor writes small constants into its code as a selection between their elements, which it does not support for unsigned
+    types.
     """
     for node in list(module.graph.nodes):
         if node.op != "get_attr":
@@ -103,7 +103,7 @@ def _with_signed_constants(module: fx.GraphModule) -> fx.GraphModule:
 def _examples(
     signature: GraphSignature, extents: Mapping[str, int], device: torch.device
 ) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any], ...]]:
-    """Inputs of extents that the graph takes, and which of their dimensions stay open."""
+    """Return inputs of valid extents for the graph, and their open dimensions."""
     sizes = dict(extents)
     tensors, dynamic = [], []
     for entry in signature.inputs:

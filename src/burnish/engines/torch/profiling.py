@@ -1,4 +1,4 @@
-"""Where the time of a step goes on PyTorch: each call of the translated graph is timed."""
+"""Measure the time of each call in a step on PyTorch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def record_steps(
     threads: int | None,
     steps: int,
 ) -> Recording:
-    """Run steps, and record when each call ran; see ``burnish.engines.profiling.record_steps``.
+    """Run steps, and record the time of each call; see ``burnish.engines.profiling.record_steps``.
 
-    On CUDA each call is waited for, which takes longer than a step that is recorded as one graph.
+    On CUDA, each call is synchronized, which takes longer than a step that is recorded as one graph.
 
     Raises:
-        EngineError: the engine compiles whole graphs, in which no node can be told from another.
+        EngineError: the engine compiles whole graphs, in which nodes cannot be distinguished.
     """
     if engine.compile == "inductor":
         raise EngineError("compile='inductor' makes one piece of a graph, in which no node can be timed: profile with 'regions'")
@@ -54,14 +54,14 @@ def record_steps(
     timed = _TimedGraph(module, _updated(module, runner))
     runner._runnables["step"] = timed
     written = _written_in_place(runner)
-    # Of each entry its present value and its next one, and of a parameter its gradient.
+    # For each entry its present and next value, and for a parameter its gradient too.
     moved = sum((3 if name.startswith(PARAMETER) else 2) * _bytes(runner._state[name]) for name in written)
     seconds = []
     for step in range(-1, steps):  # the first one is not kept
         timed.step = step
         begin = time.perf_counter()
         runner.step(inputs)
-        # What moves the state on comes after the graph: the updates that the engine's kernels write in place.
+        # The in-place updates by the engine's kernels come after the graph.
         end = time.perf_counter()
         timed.runs.append(NodeRun(step, "update", "", OPTIMIZER, timed.ended, end - timed.ended, moved, written))
         seconds.append(end - begin)
@@ -71,7 +71,7 @@ def record_steps(
 
 
 class _TimedGraph(fx.Interpreter):
-    """Runs a translated graph call by call, and notes how long each took."""
+    """Runs a translated graph call by call, and records the duration of each."""
 
     def __init__(self, module: fx.GraphModule, updated: Mapping[Any, tuple[str, ...]]):
         super().__init__(module)
@@ -102,7 +102,7 @@ class _TimedGraph(fx.Interpreter):
 
 
 def _updated(module: fx.GraphModule, runner: TorchRunner) -> dict[Any, tuple[str, ...]]:
-    """The state entries that each of the optimizer's calls in the translated graph updates, or is read for by its kernel."""
+    """Return the state entries that each of the optimizer's calls in the graph updates, directly or through its kernel."""
     entries: dict[str, list[str]] = {}
     for entry, output in runner._graphs.signature["step"].updates.items():
         entries.setdefault(output, []).append(entry)
@@ -119,7 +119,7 @@ def _updated(module: fx.GraphModule, runner: TorchRunner) -> dict[Any, tuple[str
 
 
 def _written_in_place(runner: TorchRunner) -> tuple[str, ...]:
-    """The state entries that are written over after the graph, by kernels; the others get the tensors that it returned."""
+    """Return the state entries that kernels overwrite after the graph; the others get the tensors that it returned."""
     taken = (runner._row_updates, runner._state_update[0])
     by_kernels = [entry for update in taken if update is not None for entry in update.entries]
     return (*by_kernels, *(write.entry for write in runner._row_writes))

@@ -1,4 +1,4 @@
-"""Max pooling whose indices only its own gradient reads."""
+"""Max pooling with indices for its own gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.kernels.pooling import FUSED_MAX_POOL, FUSED_MAX_POOL_GRAD
 
 
 def _window(op: Call) -> list[Any]:
-    """Extents, strides, pads and dilations of windows over images or volumes, and whether sizes are rounded up."""
+    """Return extents, strides, pads and dilations of windows over images or volumes, and True if sizes are rounded up."""
     windows = [list(op.attribute(name)) for name in ("kernel_shape", "strides", "pads", "dilations")]
     if op.rank(0) == SIGNAL:
         windows = [[neutral, *window] for neutral, window in zip((1, 1, 0, 1), windows, strict=True)]
@@ -36,7 +36,7 @@ def max_pool(op: Call) -> Any:
 
 @translates(FUSED_MAX_POOL_GRAD)
 def max_pool_gradient(op: Call) -> Any:
-    """(dy, places, x) -> dx."""
+    """Translate (dy, places, x) -> dx."""
     dy, places, x = (_signal_as_image(op, index) for index in range(3))
     windows = _window(op)
     if op.rank(0) == VOLUME:

@@ -1,12 +1,12 @@
-"""Mixed precision: where its casts stand, and what is computed in float32 because PyTorch has no fast kernels for sixteen bits.
+"""Mixed precision: the place of its casts, and computation in float32 if PyTorch has no fast kernels for sixteen bits.
 
-PyTorch hands convolutions and products of sixteen bits to oneDNN where the processor has vectors for it. Elsewhere oneDNN
-imitates these, or loops of PyTorch's own multiply, which are many times slower than those for float32 and round between terms.
-There the operands are cast in front of a product, which adds up in float32 as the program has it, and its result is rounded
-behind it. What lies in memory from the forward to the backward pass keeps sixteen bits.
+PyTorch uses oneDNN for sixteen-bit convolutions and products if the processor has vectors for them. Otherwise oneDNN emulates
+these, or PyTorch's own loops multiply, which are many times slower than those for float32 and round between terms. In that case
+the operands are cast before a product, which sums in float32 like the program, and its result is rounded after it. Values kept
+from the forward to the backward pass still have sixteen bits.
 
-These casts are ``burnish.CastApart``, which no chain of elementwise operators takes in: it would leave out the rounding, here and
-there, and a layer that is computed again would not come to the same bits.
+These casts are ``burnish.CastApart``, which is never fused into a chain of elementwise operators: fusion would remove the
+rounding in some places, and a recomputed layer would have other bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAST_APART = EngineOperator("CastApart", ("x",), ("y",), shares_memory={"y": "x"
 
 @translates(CAST_APART)
 def cast_apart(op: Call) -> Any:
-    """A cast that stays one: see ``widening``."""
+    """Translate a cast that is never fused: see ``widening``."""
     return op.tensor().to(TORCH_DTYPES[ir.DataType(op.attribute("to"))])
 
 
@@ -37,7 +37,7 @@ WIDTHS = {ir.DataType.FLOAT16: 2, ir.DataType.BFLOAT16: 2, ir.DataType.FLOAT: 4,
 
 
 def read_shapes_before_casts(graph: ir.Graph) -> bool:
-    """Let every Shape read what a cast reads, in place: a cast that nothing else reads need not be computed."""
+    """Make every Shape read the operand of a cast, in place: a cast without other readers need not be computed."""
     changed = False
     for node in graph:
         if node.op_type != "Shape" or node.domain != "":
@@ -49,7 +49,7 @@ def read_shapes_before_casts(graph: ir.Graph) -> bool:
 
 
 def transpose_narrow(graph: ir.Graph) -> bool:
-    """Let a matrix that is cast and transposed be transposed in its narrower dtype, in place: products read it so."""
+    """Transpose a matrix before its cast, in the narrower dtype, in place: products read it in this form."""
     changed = False
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
@@ -92,23 +92,24 @@ PRODUCTS = frozenset(
     {("", name) for name in ("MatMul", "Gemm", "Einsum")}
     | {operator.key for operator in (FUSED_LINEAR, FUSED_LINEAR_GRAD, FUSED_BATCHED_PRODUCT)}
 )
-"""What is widened, by domain and operator."""
+"""Operators that are widened, by domain and name."""
 
 READ = {CONV_INPUT_GRAD.name: 2, CONV_WEIGHT_GRAD.name: 2}
-"""How many operands are read where not all of them are: of a third the shape is all that matters."""
+"""The number of operands whose values are read, if not all: for a third one, only the shape matters."""
 
 NEAR = 8
-"""Nodes between two products up to which they share a cast of what both read, as the two gradients of a convolution do. Between
-more of them the cast, twice as wide, would take memory."""
+"""The number of nodes between two products up to which they share a cast of a common operand, like the two gradients of a
+convolution. Over a longer distance, the cast, which is twice as wide, would take memory.
+"""
 
 
 def narrow_dtypes(device: torch.device) -> frozenset[ir.DataType]:
-    """The types of sixteen bits that products of a device are slow in."""
+    """Return the sixteen-bit dtypes with slow products on a device."""
     if device.type != "cpu":
         return frozenset()
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return frozenset({ir.DataType.BFLOAT16, ir.DataType.FLOAT16})
-    # With AVX-512 but no instructions for bfloat16 oneDNN imitates them, which takes longer than float32.
+    # With AVX-512 but no instructions for bfloat16, oneDNN emulates them, which is slower than float32.
     imitated = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
     quick = {
         ir.DataType.BFLOAT16: torch.ops.mkldnn._is_mkldnn_bf16_supported() and not imitated,
@@ -118,7 +119,7 @@ def narrow_dtypes(device: torch.device) -> frozenset[ir.DataType]:
 
 
 def widened(model: ir.Model, device: torch.device) -> ir.Model:
-    """A model as it is best run on a device: itself where that is quick in all its dtypes, else a copy."""
+    """Return a model in its fastest form for a device: unchanged if all its dtypes are fast, else a copy."""
     narrow = narrow_dtypes(device)
     if not any(output.dtype in narrow for node in model.graph.all_nodes() for output in node.outputs):
         return model
@@ -128,12 +129,12 @@ def widened(model: ir.Model, device: torch.device) -> ir.Model:
 
 
 def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Collection[ir.DataType]) -> bool:
-    """Let every node of these operators that computes in one of these dtypes compute in float32, in place.
+    """Make every node of these operators and dtypes compute in float32, in place.
 
     Args:
-        graph: the bodies of its control operators, too.
-        operators: by domain and name.
-        narrow: the dtypes.
+        graph: the graph, including the bodies of its control operators.
+        operators: operators by domain and name.
+        narrow: dtypes to widen.
     """
     changed = False
     casts: dict[tuple[ir.Graph, ir.Value], tuple[ir.Value, int]] = {}
@@ -158,7 +159,7 @@ def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Colle
 
 
 def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
-    """Let a node that reads float32 give float32, which is cast to what it gave."""
+    """Make a node that reads float32 return float32, followed by a cast to its original dtype."""
     count = len(node.outputs)
     wide = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), name=node.name, num_outputs=count)
     wide.metadata_props.update(node.metadata_props)

@@ -1,19 +1,18 @@
-"""The engine's own kernels in C++, built where burnish is installed, or once when they are first called and then kept.
+"""The engine's own kernels in C++, built when burnish is installed, or once at their first call and then kept.
 
-They are kept in the user's cache. The headers that they share are beside this file, their sources in ``bindings``.
+They are kept in the user's cache. Their shared headers are next to this file, their sources in ``bindings``.
 
-They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and warns of it once
-(``KernelWarning``).
+They run on PyTorch's own thread pool. Without a compiler, the engine uses ATen's operators, and warns once (``KernelWarning``).
 
-A kernel is written so that the first run on a machine does not wait for it:
+Kernels are written to compile quickly, so that the first run on a machine does not wait for them:
 
-- Its file, ``<kernel>.cpp``, includes ``operators.h`` and nothing of PyTorch: that declares the few functions of PyTorch's
-  stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of
-  that interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
-- It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator is
-  declared next to what calls it (``declare_kernel``), so that graphs that call it are made while it is compiled.
-- Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,
-  has changed.
+- A file ``<kernel>.cpp`` includes ``operators.h`` and nothing of PyTorch: that header declares the few functions of PyTorch's
+  stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of that
+  interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
+- It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator is declared next to
+  its caller (``declare_kernel``), so that graphs can be made while it is compiled.
+- Each file is compiled separately, into its own library, when a graph first calls it, and again only after a change of the file
+  or a header.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from burnish.warn import warn
 
 
 class Use(IntEnum):
-    """How many programs call a kernel: what more of them call is built first."""
+    """The number of programs that call a kernel: the most used ones are built first."""
 
     ALL = 0
     MOST = 1
@@ -53,9 +52,9 @@ class Kernel:
     """A file that implements operators.
 
     Attributes:
-        name: the file's, without its suffix.
-        operators: their names.
-        use: how many programs call it.
+        name: file name without its suffix.
+        operators: names of the operators.
+        use: number of programs that call it.
     """
 
     name: str
@@ -67,13 +66,13 @@ _kernels: dict[str, Kernel] = {}
 
 
 def declare_kernel(name: str, *schemas: str, use: Use = Use.FEW, suffix: str = "") -> None:
-    """Declare a kernel and define its operators; what implements them is loaded later.
+    """Declare a kernel and define its operators; the implementation is loaded later.
 
     Args:
-        name: of its file.
-        schemas: of its operators, each with ``{}`` where its name is to have the suffix.
-        use: how many programs call it.
-        suffix: of the operators' names, for a kernel of another dtype or size of window.
+        name: name of its file.
+        schemas: schemas of its operators, each with ``{}`` for the suffix of its name.
+        use: number of programs that call it.
+        suffix: suffix of the operators' names, for a kernel of another dtype or window size.
 
     Raises:
         ValueError: a kernel of this name is declared already.
@@ -87,7 +86,7 @@ def declare_kernel(name: str, *schemas: str, use: Use = Use.FEW, suffix: str = "
 
 
 def declared_kernels() -> tuple[str, ...]:
-    """Return the names of all kernels, in the order in which they are built."""
+    """Return the names of all kernels, in build order."""
     return tuple(kernel.name for kernel in sorted(_kernels.values(), key=lambda kernel: kernel.use))
 
 
@@ -98,7 +97,7 @@ def kernel_of(operator: str) -> str:
 
 @functools.cache
 def _library() -> torch.library.Library:
-    """Where operators are defined, as long as the process lives."""
+    """Return the library of operator definitions, which exists as long as the process."""
     return torch.library.Library("burnish", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -107,13 +106,13 @@ OLDEST_TORCH = (2, 10)
 
 
 def build_library(source: Path) -> Path:
-    """Find the library of one source, or build it; returns the library's path.
+    """Return the path of the library of one source, built if necessary.
 
-    The source may include the headers beside it, and those that all kernels share.
+    The source may include the headers in its folder, and those that all kernels share.
 
     Raises:
-        RuntimeError: PyTorch is too old, there is no compiler, or it refuses the file; the message begins with why.
-        OSError: the cache cannot be written, or the compiler not started.
+        RuntimeError: PyTorch is too old, there is no compiler, or it rejects the file; the message starts with the reason.
+        OSError: the cache cannot be written, or the compiler cannot be started.
     """
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
@@ -125,8 +124,9 @@ def build_library(source: Path) -> Path:
 
 
 def find_installed(source: Path) -> Path | None:
-    """The library that the installation has built of a source as it is now, for such a processor, and where it includes PyTorch's
-    headers, for this PyTorch; None where it has not."""
+    """Return the library that the installation built from the current source, for this kind of processor, and for this PyTorch if
+    it includes PyTorch's headers; None if there is none.
+    """
     return building.find_installed(source, compiling.release_of(source, torch.__version__))
 
 
@@ -141,7 +141,7 @@ def _link_flags(source: Path) -> list[str]:
 
 
 EARLY = ("elementwise", "allocator")
-"""The kernels that all training graphs call, what takes longest to compile first."""
+"""The kernels that all training graphs call, the slowest to compile first."""
 
 _lock = threading.Lock()
 _builds: dict[str, Future[Path]] = {}
@@ -149,22 +149,22 @@ _compilers = threading.BoundedSemaphore(cores())
 
 
 def expected() -> bool:
-    """Whether the kernels are installed, or will be there once they are built.
+    """True if the kernels are installed, or will be available once they are built.
 
-    Starts building those that all graphs call, in the background; others are built when a graph calls them. What depends on
-    them may be prepared meanwhile; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment goes without them.
+    Starts to build those that all graphs call in the background; others are built when a graph calls them. Work that depends on
+    them may continue; ``available`` waits for them. ``BURNISH_KERNELS=off`` in the environment disables them.
     """
     request(*EARLY)
     return is_obtainable("elementwise")
 
 
 def is_obtainable(name: str) -> bool:
-    """Whether a kernel is installed, or can be built: kernels are not switched off, and there is a compiler."""
+    """True if a kernel is installed, or can be built: kernels are enabled, and there is a compiler."""
     return not is_switched_off() and (find_compiler() is not None or find_installed(_source(name)) is not None)
 
 
 def available(*names: str) -> bool:
-    """Whether these kernels, named as their files, are there, or all of them; waits for their building where they are not yet."""
+    """True if these kernels (file names), or all of them, are available; waits for builds in progress."""
     if is_switched_off():
         return False
     try:
@@ -179,7 +179,7 @@ def available(*names: str) -> bool:
 
 
 def found() -> tuple[Path | None, str | None]:
-    """The library that all training graphs call, or None and why there is none; waits for its building."""
+    """Return the library that all training graphs call, or None and the reason why there is none; wait for its build."""
     if is_switched_off():
         return None, SWITCHED_OFF
     try:
@@ -189,42 +189,42 @@ def found() -> tuple[Path | None, str | None]:
 
 
 def is_awaited(name: str) -> bool:
-    """Whether a kernel is being built."""
+    """True while a kernel is being built."""
     with _lock:
         return name in _builds and not _builds[name].done()
 
 
 def request(*names: str) -> None:
-    """Start building these kernels in the background, where they can be had: they may be asked for while graphs run."""
+    """Start to build these kernels in the background, if possible; they may be requested while graphs run."""
     _requested(*filter(is_obtainable, names))
 
 
 def called(module: torch.fx.GraphModule) -> set[str]:
-    """The kernels that a graph may call."""
+    """Return the kernels that a graph may call."""
     found: set[str] = set()
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             names = [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
             found |= {kernel_of(name.split(".")[1]) for name in names if name.startswith("burnish.")}
         elif part.__class__.__module__.startswith("burnish."):
-            return set(declared_kernels())  # what it calls is known when it runs
+            return set(declared_kernels())  # its calls are only known at run time
     return found
 
 
 def for_elements(name: str, dtype: ir.DataType) -> Any:
-    """The operator of this name for elements of a dtype: those for bfloat16 have libraries of their own."""
+    """Return the operator of this name for elements of a dtype: bfloat16 has separate libraries."""
     suffix = "_bfloat16" if dtype == ir.DataType.BFLOAT16 else ""
     return getattr(torch.ops.burnish, name + suffix).default
 
 
 @functools.cache
 def find_operator(name: str) -> Callable[..., Any] | None:
-    """The operator of this name, or None where its kernel is not there; waits for the building of the kernel."""
+    """Return the operator of this name, or None if its kernel is not available; wait for its build."""
     return getattr(torch.ops.burnish, name).default if available(kernel_of(name)) else None
 
 
 def library(name: str) -> Path:
-    """The library of a kernel that is available."""
+    """Return the library of an available kernel."""
     (built,) = _requested(name)
     return built.result()
 
@@ -241,7 +241,7 @@ def _warn(reason: str) -> None:
 
 
 def _requested(*names: str) -> list[Future[Path]]:
-    """The libraries, being built on threads of their own: compilers are other processes, so that Python goes on."""
+    """Return the libraries, built on separate threads: compilers are other processes, so that Python continues."""
     with _lock:
         for name in names:
             if name not in _builds:
@@ -268,5 +268,5 @@ def _source(name: str) -> Path:
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """The file of each kernel, by its name: beside what calls it."""
+    """Return the file of each kernel by name; it is next to its caller."""
     return {path.stem: path for path in sorted(compiling.TORCH.rglob("*.cpp"))}

@@ -1,4 +1,4 @@
-"""What runs a graph: devices and their settings, memory, recorded steps, compilation as a whole, what is read back, interrupts.
+"""The run time of a graph: devices and their settings, memory, recorded steps, whole-graph compilation, readback, interrupts.
 
-What a graph computes is none of its business: that is in ``translate`` and in ``bindings``.
+The computation of a graph is in ``translate`` and ``bindings``.
 """

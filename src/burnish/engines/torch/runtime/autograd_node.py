@@ -1,8 +1,7 @@
-"""Calls of a graph that autograd goes back through, without the Python objects of a ``torch.autograd.Function``.
+"""Differentiable calls of a graph for autograd, without the Python objects of a ``torch.autograd.Function``.
 
-What autograd goes through is a node in C++ (``autograd_node.cpp``), which calls the two passes of a graph and nothing else of
-Python. It is built as kernels are, once, in the background; until it is there, and where it cannot be built, callers have a
-function of their own in Python.
+The autograd node is in C++ (``autograd_node.cpp``), and calls only the two passes of a graph in Python. It is built like kernels,
+once, in the background; until it is available, and if it cannot be built, callers use their own function in Python.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ declare_kernel(NAME, use=Use.FEW)
 
 
 def request_graph_calls() -> None:
-    """Start building the node, where it can be built."""
+    """Start to build the node, if possible."""
     kernels.request(NAME)
 
 
 def graph_calls() -> type[Any] | None:
-    """The type of what calls a graph; None while it is being built, and where it cannot be.
+    """Return the type of callables for graphs; None while it is being built, and if it cannot be.
 
-    It is called with the inputs, and made with keywords alone:
+    It is constructed with keywords only, and called with the inputs:
 
     - ``forward``, ``backward``: the passes, which return tuples of tensors; the first takes tensors, the second a list of them,
       which it empties;
-    - ``again``: takes the inputs and the cotangents, as tuples, and returns the list of the gradients of all inputs, None where
-      there is none, so that they can be differentiated;
-    - ``failed``: takes the name of a pass and what that raised, and raises what is said of it, or returns;
-    - ``inputs``, ``results``: how many inputs and outputs there are;
-    - ``differentiated``: the positions of the outputs that have cotangents;
-    - ``reached``, ``images``: those of the inputs that the backward pass returns gradients of, and that are read as images;
-    - ``written``, ``kept``: those of the inputs that are written to after a call, and of these the ones that a gradient of a
-      gradient reads as they were;
-    - ``channels_last``: whether cotangents of images have their channels last;
-    - ``serve``: the address of the function that lets tensors come from pages that are kept, or 0.
+    - ``again``: a function of the inputs and the cotangents, as tuples, that returns the list of the differentiable gradients of
+      all inputs, None for no gradient;
+    - ``failed``: a function of the name of a pass and its error, which raises a better error, or returns;
+    - ``inputs``, ``results``: the numbers of inputs and outputs;
+    - ``differentiated``: positions of the outputs that have cotangents;
+    - ``reached``, ``images``: positions of the inputs that get gradients from the backward pass, and of those read as images;
+    - ``written``, ``kept``: positions of the inputs that are written after a call, and of those among them whose old values a
+      second derivative reads;
+    - ``channels_last``: True if cotangents of images have channels last;
+    - ``serve``: address of the function that allocates tensors from kept pages, or 0.
     """
     return None if kernels.is_awaited(NAME) else _loaded()
 

@@ -1,11 +1,11 @@
-"""A step recorded once per shape of the batch and then replayed: on CUDA, as one CUDA graph.
+"""A step that is recorded once per shape of the batch and then replayed: on CUDA, as one CUDA graph.
 
-A recording reads and writes fixed memory: state, random key, hyperparameters and batch lie in tensors that stay where they are,
-and so do the outputs of the step. The next state is copied into the state only once the loss has been read back and found finite:
-until then the state is that from before the step. A step that writes it in place (``inductor.InPlaceStep``) sees to that itself,
-and nothing is copied.
+A recording reads and writes fixed memory: the tensors of the state, random key, hyperparameters and batch, and of the step's
+outputs, do not move. The next state is copied into the state only after the loss was read back and found finite; until then, the
+state is that from before the step. A step that writes in place (``inductor.InPlaceStep``) handles that itself, and nothing is
+copied.
 
-``Recorder`` is what records: ``CudaRecorder`` on a GPU. What is kept and copied when does not depend on it.
+A ``Recorder`` makes the recordings: ``CudaRecorder`` on a GPU.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from burnish.program.signature import Entry, GraphSignature
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The bytes of tensors of any dtype and shape, one after another, where the tensors are."""
+    """Return the bytes of tensors of any dtype and shape, concatenated on their device."""
     return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def unpack(packed: torch.Tensor, entries: Sequence[Entry], shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Arrays by name of what ``pack`` packed, after waiting for it.
+    """Return the arrays that ``pack`` packed, by name, after waiting for them.
 
     Args:
-        packed: what ``pack`` returned.
+        packed: result of ``pack``.
         entries: names and dtypes, in the order of the tensors.
         shapes: their shapes.
     """
@@ -51,16 +51,16 @@ def unpack(packed: torch.Tensor, entries: Sequence[Entry], shapes: Sequence[Sequ
 Tensors = dict[str, torch.Tensor]
 Layout = Callable[[torch.Tensor], torch.Tensor]
 KEPT_RECORDINGS = 8
-"""Of so many shapes of the batch; the one that was used least recently makes room for another."""
+"""The number of recorded batch shapes; the least recently used one is replaced."""
 _log = logging.getLogger("burnish")
 
 
 class CaptureError(RuntimeError):
-    """A graph cannot be recorded: it waits for the device, or makes memory whose extent depends on the data."""
+    """A graph cannot be recorded: it waits for the device, or allocates memory whose size depends on the data."""
 
 
 class Recording(Protocol):
-    """A call that was recorded; its outputs are always the same tensors."""
+    """A recorded call; its outputs are always the same tensors."""
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
@@ -72,21 +72,21 @@ class Recorder(Protocol):
     """Records calls."""
 
     def record(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
-        """Record a function without side effects; it may be called several times.
+        """Record a function without side effects, which may be called several times.
 
         Raises:
-            CaptureError: it does what cannot be recorded.
+            CaptureError: the function cannot be recorded.
             RuntimeError: it fails.
         """
         ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory.
+    """Records CUDA graphs, which share one memory pool.
 
     Args:
         device: a CUDA device.
-        warm_up: calls before the recording, in which libraries choose their algorithms and get their workspaces.
+        warm_up: number of calls before the recording, in which libraries choose their algorithms and allocate workspaces.
     """
 
     def __init__(self, device: torch.device, warm_up: int = 3):
@@ -126,7 +126,7 @@ class _CudaRecording:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What one shape of the batch has: its fixed inputs, where they are staged on the host, and the recorded step."""
+    """The data of one shape of the batch: its fixed inputs, their staging buffers on the host, and the recorded step."""
 
     inputs: Tensors
     staged: Tensors
@@ -137,14 +137,14 @@ class RecordedStep:
     """The step of a program over fixed memory.
 
     Args:
-        call: the step graph: its inputs in the signature's order to its outputs.
-        signature: of the step graph.
-        state: the state entries; these tensors are read in place, and written by ``commit``.
-        device: where they are.
-        layout: how an input is laid out on the device.
-        recorder: what records.
-        in_place: the step that writes the next state over the present one, as ``InPlaceStep`` does; it is recorded in place of
-            ``call``, which runs where nothing can be recorded.
+        call: the step graph: inputs in the signature's order -> outputs.
+        signature: signature of the step graph.
+        state: state entries; these tensors are read in place, and written by ``commit``.
+        device: device of the tensors.
+        layout: a function that converts an input to its layout on the device.
+        recorder: the recorder.
+        in_place: a step that overwrites the present state, like ``InPlaceStep``; it is recorded instead of ``call``, which runs
+            if nothing can be recorded.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class RecordedStep:
         self._reported = tuple(entry for entry in signature.outputs if entry.updates is None)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run one step on copies of the inputs; returns what it reports, in one transfer. The state stays until ``commit``.
+        """Run one step on copies of the inputs; return its report, in one transfer. The state does not change until ``commit``.
 
         Raises:
-            RuntimeError: the step fails; the state is as it was.
+            RuntimeError: the step fails; the state is unchanged.
         """
         self._next = None
         shape = self._shape(inputs)
@@ -212,9 +212,9 @@ class RecordedStep:
         return [tensor for entry, tensor in pairs if entry.updates is None]
 
     def _packed(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        """The outputs of the step, and after them what it reports, packed."""
+        """Return the outputs of the step, followed by its packed report."""
         fed = self._fed(inputs)
-        # A state entry that moves on as it is, or as another was, must not be read where the commit already writes.
+        # A state entry that is passed through, or becomes another entry, must not be read while the commit writes it.
         held = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
         results = tuple(tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor for tensor in self._call(*fed))
         return (*results, pack(self._of_reported(results)))
@@ -231,7 +231,7 @@ class RecordedStep:
             reported = in_place(*self._fed(inputs), self._moves)
             return (*reported, pack(reported))
 
-        # What is recorded runs a few times before.
+        # The function runs a few times before it is recorded.
         self._moves.fill_(False)
         try:
             return self._recorder.record(step)
@@ -239,7 +239,7 @@ class RecordedStep:
             self._moves.fill_(True)
 
     def _shape(self, inputs: Mapping[str, np.ndarray]) -> _Shape | None:
-        """The recording for the shapes of these inputs; None where the step cannot be recorded."""
+        """Return the recording for the shapes of these inputs; None if the step cannot be recorded."""
         if self._refused:
             return None
         key = tuple(inputs[entry.name].shape for entry in self._given)
@@ -269,11 +269,11 @@ class RecordedStep:
         return self._shapes[key]
 
     def _uploaded(self, inputs: Mapping[str, np.ndarray]) -> Tensors:
-        """Copies of the inputs on the device, in memory of their own."""
+        """Return copies of the inputs in new memory on the device."""
         return {entry.name: self._layout(_tensor(inputs[entry.name], entry).to(self._device)) for entry in self._given}
 
     def _upload(self, inputs: Mapping[str, np.ndarray], shape: _Shape) -> None:
-        """Copy the inputs to where the recording reads them; what was staged last has arrived, as its step was waited for."""
+        """Copy the inputs to the recording's memory; the previous copy is complete, because its step was synchronized."""
         for entry in self._given:
             staged = shape.staged[entry.name]
             staged.copy_(_tensor(inputs[entry.name], entry))

@@ -1,8 +1,8 @@
-"""Whole graphs through Inductor, PyTorch's own compiler: ``TorchEngine(compile="inductor")``.
+"""Whole graphs compiled by Inductor, PyTorch's own compiler: ``TorchEngine(compile="inductor")``.
 
-A translated graph is a pure function of state and batch, so that it is compiled as it is, without autograd. Dimensions that the
-signature leaves open are compiled as symbols: another batch size runs what is there. Only a batch of one is compiled apart, as a
-size of one broadcasts; the compiler's guards see to that, and to whatever else it assumed of a size.
+A translated graph is a pure function of state and batch, so it is compiled without autograd. Open dimensions of the signature are
+compiled as symbols, so that another batch size needs no compilation. Only a batch of one is compiled separately, because a size
+of one broadcasts; the compiler's guards check that, and its other assumptions about sizes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from burnish.program.signature import Entry, GraphSignature, Role
 
 
 class InPlaceStep(torch.nn.Module):
-    """A step graph whose results move the state on, for a compiler to fuse with what computes them.
+    """A step graph that updates the state, so that a compiler can fuse the update with the computation.
 
-    Whether the state moves is decided where it lies: the host need not know the loss before it does, and where nothing moves each
-    entry is written over with its own bits.
+    The device decides whether the state changes: the host need not know the loss before, and if nothing changes, each entry is
+    overwritten with its own bits.
 
     Args:
-        module: the step graph: its inputs in the signature's order to its outputs.
-        signature: of the step graph.
+        module: the step graph: inputs in the signature's order -> outputs.
+        signature: signature of the step graph.
     """
 
     def __init__(self, module: torch.nn.Module, signature: GraphSignature):
@@ -38,16 +38,17 @@ class InPlaceStep(torch.nn.Module):
         self._reported = [place for place, entry in outputs if entry.updates is None]
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run a step; returns what it reports, in the signature's order.
+        """Run a step; return its report, in the signature's order.
 
         Args:
-            arguments: the graph's inputs, of which the state entries are written, and whether to write them, a bool of rank 0.
+            arguments: the graph's inputs, among them the state entries that are written, and a bool of rank 0 that enables the
+                writes.
         """
         *inputs, moves = arguments
         results = self._module(*inputs)
         for place in self._losses:
             moves = moves & results[place].isfinite().all()
-        # An entry may take over another, from before the step.
+        # An entry may take the value of another from before the step.
         following = [(target, torch.where(moves, results[place], inputs[target])) for place, target in self._moves]
         for target, tensor in following:
             inputs[target].copy_(tensor)
@@ -62,9 +63,9 @@ class CompiledGraph:
 
     Args:
         module: the graph.
-        inputs: its inputs as the signature has them, in their order.
+        inputs: entries of its inputs, in order.
         graph: its name, for messages.
-        around: what is compiled in its place, and called with its inputs and more.
+        around: module that is compiled instead, with more inputs.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Entry], graph: str, around: torch.nn.Module | None = None):
@@ -79,7 +80,7 @@ class CompiledGraph:
         ]
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the graph; inputs must not be inference tensors, which the compiler tells from others.
+        """Run the graph; inputs must not be inference tensors, which the compiler treats differently.
 
         Raises:
             EngineError: the compiler cannot compile it.
@@ -91,8 +92,7 @@ class CompiledGraph:
             with torch.no_grad():
                 return self._call(*inputs)
         except Exception as error:
-            # What is compiled does not say at which node it fails, or fails as if the compiler had: the graph as it was
-            # translated does say it.
+            # Errors of compiled code do not name the node, or look like compiler errors: the uncompiled graph names it.
             with torch.no_grad():
                 self._module.forward(*inputs[: self._number])
             if not isinstance(error, _compiler_errors()):
@@ -105,7 +105,7 @@ class CompiledGraph:
 
 
 def _compiler_errors() -> tuple[type[Exception], ...]:
-    """What the compiler raises of its own; an error of the graph that it meets while it traces is none of these."""
+    """Return the compiler's own error classes; an error of the graph found while tracing is not among them."""
     from torch._dynamo import exc as tracing
     from torch._inductor import exc as building
 
@@ -119,14 +119,14 @@ def _compiler_errors() -> tuple[type[Exception], ...]:
 
 
 def check_compiler(device: torch.device, purpose: str) -> None:
-    """Check that what Inductor generates can be built: a C++ compiler for the CPU, Triton for CUDA.
+    """Check that Inductor's code can be built: with a C++ compiler for the CPU, or Triton for CUDA.
 
     Args:
-        device: where the compiled graph runs.
-        purpose: what asks for it, for the message.
+        device: device of the compiled graph.
+        purpose: the requesting feature, for the message.
 
     Raises:
-        EngineError: there is none.
+        EngineError: the compiler is missing.
     """
     if device.type == "cuda":
         from torch.utils._triton import has_triton
@@ -150,9 +150,9 @@ def check_compiler(device: torch.device, purpose: str) -> None:
 
 
 def laid_out_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The tensor with the strides of another of its shape: a view where they address the same memory alike, else a copy.
+    """Return the tensor with the strides of another of its shape: a view if both address memory in the same way, else a copy.
 
-    A compiled graph is guarded by the strides of its inputs, of dimensions of extent 1 too, where they mean nothing.
+    The guards of a compiled graph check the strides of its inputs, even for dimensions of extent 1, where they have no effect.
     """
     if tensor.stride() == like.stride():
         return tensor

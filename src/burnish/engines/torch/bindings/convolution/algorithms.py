@@ -140,9 +140,7 @@ class OneDNN:
         return self._plain(tensor.contiguous(memory_format=self._format(tensor)))
 
     def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a view with the strides of its layout also for axes of one element, because PyTorch infers layouts from
-        strides.
-        """
+        """Return a view with the strides of its layout even for axes of one element, because PyTorch infers layouts from them."""
         return _plainly_channels_last(tensor) if self.channels_last else tensor.as_strided(tensor.shape, _strides(tensor.shape))
 
     def _returned(self, result: torch.Tensor) -> torch.Tensor:
@@ -230,7 +228,7 @@ def places(x: Sequence[int], extents: Sequence[int], windows: Windows) -> list[i
 
 
 def _slabs(x: torch.Tensor, extents: Sequence[int], windows: Windows) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """The matrix [places, *extents * C] of all windows of each image, in parts.
+    """Yield the matrix [places, *extents * C] of all windows of each image, in parts.
 
     Returns:
         The image, the first place in it, and the windows from there on.
@@ -240,7 +238,7 @@ def _slabs(x: torch.Tensor, extents: Sequence[int], windows: Windows) -> Iterato
     image_step, *steps, _ = padded.stride()
     counts, channels = places(x.shape, extents, windows), x.shape[1]
     row = math.prod(extents) * channels
-    # Cut along the first axis of which one step fits, or else along the last.
+    # Split along the first axis with steps that fit, or else along the last.
     axis = 0
     while axis < len(counts) - 1 and math.prod(counts[axis + 1 :]) * row * x.element_size() > SLAB:
         axis += 1
@@ -268,13 +266,13 @@ WAYS: Mapping[str, Way] = {
     "channels_first_exchanged": OneDNN(channels_last=False, exchanged=True),
     "products": Products(),
 }
-"""The usual way first."""
+"""The usual way comes first."""
 
 TRIED_PLACES, LARGE = 4096, 8
-"""Windows of a trial, of which the rows are whole, and how many times as many there are where one is made."""
+"""The number of windows in a trial, rounded to whole rows, and the factor by which a convolution must exceed it for a trial."""
 
 MOST_KNOWN = 4096
-"""Sizes whose choice is looked up by themselves; with more of them, they are forgotten and looked up again."""
+"""The number of sizes with a cached choice; beyond it, the cache is cleared."""
 
 _known: dict[tuple[object, ...], str] = {}
 
@@ -290,17 +288,17 @@ def convolve(
     groups: int,
     measured: bool,
 ) -> torch.Tensor:
-    """x [N, C, *space], weight [K, C / groups, *extents] and bias [K] to y [N, K, *places].
+    """Convolve x [N, C, *space] with weight [K, C / groups, *extents], plus bias [K], to y [N, K, *places].
 
     Args:
         x: signals, images or volumes, float32.
         weight: the kernels.
-        bias: added to each channel of y, where there is one.
-        strides: of the windows, for each axis; ``padding``, the same on both sides, and ``dilations`` too.
-        padding: see ``strides``.
-        dilations: see ``strides``.
-        groups: of channels.
-        measured: whether the way is chosen by measuring; else it is the usual one.
+        bias: values added to each channel of y, or None.
+        strides: strides of the windows, for each axis.
+        padding: padding of each axis, equal on both sides.
+        dilations: dilations of each axis.
+        groups: number of channel groups.
+        measured: True to choose the way by measurement; otherwise the usual one is used.
     """
     windows = _windows(strides, padding, dilations, groups)
     images, kernels = _lifted(x), _lifted(weight)
@@ -324,7 +322,7 @@ def input_gradient(
     groups: int,
     measured: bool,
 ) -> torch.Tensor:
-    """dy [N, K, *places] and weight to dx [N, C, *space]; of x the shape is read. See ``convolve``."""
+    """Return dx [N, C, *space] for dy [N, K, *places] and weight; only the shape of x is read. See ``convolve``."""
     windows = _windows(strides, padding, dilations, groups)
     kernels = _lifted(weight)
 
@@ -346,7 +344,7 @@ def weight_gradient(
     groups: int,
     measured: bool,
 ) -> torch.Tensor:
-    """dy [N, K, *places] and x [N, C, *space] to dw [K, C / groups, *extents]; of the weight the shape is read."""
+    """Return dw [K, C / groups, *extents] for dy [N, K, *places] and x [N, C, *space]; only the shape of the weight is read."""
     windows = _windows(strides, padding, dilations, groups)
     kernels = _lifted(weight)
 
@@ -369,10 +367,10 @@ def transposed(
     groups: int,
     measured: bool,
 ) -> torch.Tensor:
-    """A transposed convolution: x [N, C, *places], weight [C, K / groups, *extents] and bias [K] to y [N, K, *space].
+    """Transposed convolution of x [N, C, *places] with weight [C, K / groups, *extents], plus bias [K], to y [N, K, *space].
 
-    It is the gradient of the input of the convolution from y to x; ``extra`` is by how much y is larger than the least that has
-    these places. See ``convolve``.
+    It is the input gradient of the convolution from y to x; ``extra`` is the excess of y's size over the smallest one with these
+    places. See ``convolve``.
     """
     space = [
         (count - 1) * stride - 2 * pad + dilation * (extent - 1) + 1 + more
@@ -386,7 +384,7 @@ def transposed(
 
 
 Run = Callable[[Way, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A way, the images and the results (or their gradients), of which the shape may be all that is read."""
+"""A function of a way, the images and the results (or their gradients); only the shape of one of them may be read."""
 
 
 def _by_choice(
@@ -428,7 +426,7 @@ def _bound(run: Run, way: Way, images: torch.Tensor, flows: torch.Tensor) -> Cal
 
 
 def possible_ways(operation: str, rank: int, groups: int) -> list[str]:
-    """The ways that there are, the usual one first: volumes are not turned round, nor are their gradients products."""
+    """Return the possible ways, the usual one first: volumes are not exchanged, and their input gradients are not products."""
     names = [name for name in WAYS if rank == 4 or "exchanged" not in name]
     return [name for name in names if name != "products" or (groups == 1 and (rank == 4 or operation != "input"))]
 
@@ -436,9 +434,9 @@ def possible_ways(operation: str, rank: int, groups: int) -> list[str]:
 def _part(
     images: torch.Tensor, flows: torch.Tensor, extents: Sequence[int], windows: Windows, exchanged: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some rows of one image, and their results; columns of it where height and width are exchanged.
+    """Return some rows of one image and their results; columns if height and width are exchanged.
 
-    Which of its kernels oneDNN takes depends on the length of a row.
+    oneDNN chooses its kernel by the length of a row.
     """
     images, flows = images[:1], flows[:1]
     axes = list(range(len(extents)))
@@ -453,9 +451,9 @@ def _part(
 
 
 def _key(operation: str, images: torch.Tensor, kernels: torch.Tensor, windows: Windows) -> str:
-    """What a choice is remembered by.
+    """Return the cache key of a choice.
 
-    The number of images and their extents are rounded up to powers of two: lengths that change from batch to batch are not
+    The number of images and their extents are rounded up to powers of two, so that lengths that vary between batches are not
     measured one by one.
     """
     count, channels, *space = images.shape
@@ -483,5 +481,5 @@ def _windows(strides: Sequence[int], padding: Sequence[int], dilations: Sequence
 
 
 def _lifted(tensor: torch.Tensor) -> torch.Tensor:
-    """A signal, or its kernels, as an image of one row."""
+    """Return a signal, or its kernels, as an image of one row."""
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor

@@ -1,11 +1,11 @@
-"""Convolutions of one pixel, and gradients in bfloat16, by the engine's own kernels or as products where these are the fastest.
+"""1x1 convolutions, and gradients in bfloat16, by the engine's own kernels or as matrix products, whichever is fastest.
 
-Where there are few pixels, products of matrices beat oneDNN's convolutions, which reorder their kernels each time; the engine's
-own kernel does so with many pixels and enough channels of the result.
+For few pixels, matrix products beat oneDNN's convolutions, which reorder their kernels each time; the engine's own kernel does so
+for many pixels and enough output channels.
 
-In bfloat16 the kernel ``convolution_weights_bfloat16.cpp`` computes gradients of the weights. The gradient of the images of a
-convolution of one pixel with strides is a product of what it has seen; zeros are around that. The functions are called as a graph
-runs, when the sizes are known; where neither was measured to win, oneDNN computes the gradients.
+In bfloat16, the kernel ``convolution_weights_bfloat16.cpp`` computes gradients of the weights. The input gradient of a strided
+1x1 convolution is a product at the pixels that it read, surrounded by zeros. The functions are called at run time, when sizes are
+known; if neither was measured to win, oneDNN computes the gradients.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def onednn_gradient(
     padding: Sequence[int],
     of: Literal["images", "kernels"],
 ) -> torch.Tensor:
-    """The gradient of the images x [N, C, H, W], or of the kernels weight [K, C, h, w]; of what it is of the shape is read.
+    """Return the gradient of images x [N, C, H, W] or of kernels weight [K, C, h, w], whose values are not read, only the shape.
 
-    The convolution is without dilation and in one group.
+    The convolution has no dilation and one group.
     """
     is_of_images = of == "images"
     if is_of_images and x.dtype != dy.dtype:
@@ -48,14 +48,14 @@ def onednn_gradient(
 
 
 def expect() -> None:
-    """Have the kernel built meanwhile, where convolutions of one pixel will ask for it."""
+    """Start to build the kernel in the background if 1x1 convolutions will use it."""
     if linear.suits(torch.float32, "product") and not torch.cpu._is_avx512_supported():
         kernels.request("products")
 
 
 @records_one_call
 def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Sequence[int]) -> torch.Tensor:
-    """The convolution of images [N, C, H, W] with kernels [K, C, 1, 1], without padding."""
+    """Convolve images [N, C, H, W] with kernels [K, C, 1, 1], without padding."""
     seen = x[:, :, :: strides[0], :: strides[1]]
     result = _pixel_product(seen, weight.flatten(1), bias)
     return functional.conv2d(x, weight, bias, list(strides)) if result is None else result
@@ -63,7 +63,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 @records_one_call
 def input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The gradient of the images of such a convolution, from that of its results; of x the shape is read."""
+    """Return the input gradient of such a convolution for that of its results; only the shape of x is read."""
     seen = _pixel_product(dy, weight.flatten(1).t(), None)
     if seen is None:
         return onednn_gradient(dy, x, weight, strides, [0, 0], "images")
@@ -75,14 +75,16 @@ def input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, stri
 
 
 def expect_gradients() -> None:
-    """Have the kernels for both gradients of such convolutions built meanwhile."""
+    """Start to build the kernels for both gradients of such convolutions in the background."""
     kernels.request("pointwise_gradient", "winograd_weights")
     expect()
 
 
 @records_one_call
 def gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both gradients of such a convolution with a stride of 1: dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1, 1] to dx, dw."""
+    """Return both gradients (dx, dw) of such a convolution with a stride of 1: dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1,
+    1].
+    """
     outputs, channels = weight.shape[:2]
     pixels = dy.shape[0] * dy.shape[2] * dy.shape[3]
     many = pixels >= Pointwise.LEAST_PIXELS * torch.get_num_threads()
@@ -102,7 +104,9 @@ def gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[
 
 
 def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """Each pixel of images [N, C, H, W] times kernel' [C, K], plus bias [K], where a product is the fastest way; else None."""
+    """Return each pixel of images [N, C, H, W] times kernel' [C, K], plus bias [K], if a product is the fastest way; else
+    None.
+    """
     outputs, inputs = kernel.shape
     count, _, height, width = images.shape
     pixels = count * height * width
@@ -114,20 +118,20 @@ def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tenso
     if multiply is None:
         return None
     if bias is not None:
-        # oneDNN reads one number after another, whatever the strides: of a broadcast bias, what lies behind.
+        # oneDNN ignores strides: from a broadcast bias, it would read the memory after it.
         bias = bias.contiguous()
     return multiply(images.permute(0, 2, 3, 1), kernel, bias, "none", [], "").permute(0, 3, 1, 2)
 
 
 def _has_fast_pixels(pixels: int, inputs: int, outputs: int) -> bool:
-    """Whether the engine's own kernel multiplies the pixels of a convolution the fastest."""
+    """True if the engine's own kernel is the fastest for the pixels of a convolution."""
     if torch.cpu._is_avx512_supported() or pixels < Pointwise.FEWEST_PIXELS or outputs < Pointwise.FEWEST_CHANNELS:
         return False
     return pixels <= Pointwise.MOST_PIXELS or outputs >= min(inputs, Pointwise.ENOUGH_CHANNELS)
 
 
 def _has_large_weights(pixels: int, outputs: int, inputs: int) -> bool:
-    """Whether the engine's own kernel for products computes the gradient of such a convolution's weights the fastest."""
+    """True if the engine's own product kernel is the fastest for the weight gradient of such a convolution."""
     return (
         not torch.cpu._is_avx512_supported() and pixels >= Pointwise.FEWEST_PIXELS and outputs * inputs > Pointwise.MOST_WEIGHTS
     )
@@ -136,14 +140,14 @@ def _has_large_weights(pixels: int, outputs: int, inputs: int) -> bool:
 KERNEL = "convolution_weight_gradient_bfloat16"
 
 WIDEST = 256
-"""Pixels of a result's rows up to which whole rows are taken at a time; wider ones would not stay in the caches."""
+"""The width of results up to which whole rows are processed at a time; wider ones would not stay in the caches."""
 
 PANEL = 32
-"""Channels that the kernel takes at a time: with others, it multiplies zeros."""
+"""The number of channels that the kernel processes at a time: with others, it multiplies zeros."""
 
 
 def expect_weight_gradient() -> None:
-    """Have the kernel built meanwhile."""
+    """Start to build the kernel in the background."""
     kernels.request("convolution_weights_bfloat16")
 
 
@@ -151,14 +155,14 @@ def expect_weight_gradient() -> None:
 def weight_gradient(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, strides: Sequence[int], padding: Sequence[int]
 ) -> torch.Tensor:
-    """dy [N, K, H', W'] and x [N, C, H, W] of a convolution with these strides and padding to dw [K, C, h, w].
+    """Return dw [K, C, h, w] of a convolution for dy [N, K, H', W'] and x [N, C, H, W].
 
     Args:
-        dy: the gradient of the convolution's results, bfloat16.
-        x: its images, bfloat16.
-        weight: its kernels, of which the shape is read.
-        strides: of both axes.
-        padding: of both axes, on either side.
+        dy: gradient of the convolution's results, bfloat16.
+        x: images, bfloat16.
+        weight: kernels; only the shape is read.
+        strides: strides of both axes.
+        padding: padding of both axes, on either side.
     """
     extents = weight.shape[2:]
     own = kernels.find_operator(KERNEL) if _is_fast(dy, x, extents, strides, padding) else None
@@ -172,13 +176,13 @@ def weight_gradient(
 
 @records_one_call
 def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """dy [N, K, H', W'] and weight [K, C, 1, 1] of a convolution with strides and no padding to dx [N, C, H, W].
+    """Return dx [N, C, H, W] of a strided convolution without padding for dy [N, K, H', W'] and weight [K, C, 1, 1].
 
     Args:
-        dy: the gradient of the convolution's results, bfloat16.
-        weight: its kernels, bfloat16.
-        x: its images, of which the shape is read.
-        strides: of both axes.
+        dy: gradient of the convolution's results, bfloat16.
+        weight: kernels, bfloat16.
+        x: images; only the shape is read.
+        strides: strides of both axes.
     """
     outputs, channels = weight.shape[:2]
     if min(outputs, channels) < NarrowConvolutions.LEAST_CHANNELS or dy.numel() == 0:
@@ -191,7 +195,7 @@ def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tens
 
 
 def _is_fast(dy: torch.Tensor, x: torch.Tensor, extents: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether the engine's own kernel computes the gradient of the weights the fastest."""
+    """True if the engine's own kernel is the fastest for the weight gradient."""
     outputs, channels, count = dy.shape[1], x.shape[1], dy.shape[0]
     if (
         dy.shape[3] > WIDEST

@@ -21,7 +21,7 @@ declare_kernel(
 )
 
 
-# As PyTorch counts element types.
+# PyTorch's numbers of element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}
 
 
@@ -35,7 +35,7 @@ def elementwise(op: Call) -> Any:
 
 @translates(FUSED_ELEMENTWISE_SUMS)
 def elementwise_sums(op: Call) -> Any:
-    """Results of a program, and sums over leading axes of what registers hold; program and dtypes have one number too many."""
+    """Translate a program with results and sums of registers over leading axes; program and dtypes have one number too many."""
     constants = list(op.attribute("constants"))[: op.attribute("constant_count")]
     types = [SCALAR_TYPES[ir.DataType(number)] for number in op.attribute("dtypes")[:-1]]
     registers = list(op.attribute("summed")), op.attribute("kept")

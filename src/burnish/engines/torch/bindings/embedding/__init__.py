@@ -1,9 +1,8 @@
-"""Embedding tables: rows looked up, gradients of the same row added up, and updates of these rows alone, in place.
+"""Embedding tables: row lookups, sums of the gradients of equal rows, and in-place updates of these rows.
 
-Updates of rows in place: what an optimizer computes for the rows that a batch read is taken out of the step's graph.
-
-The graph returns the gradient as it comes from the lookups instead, an index and a row for each. When the loss has been found
-finite, one call of the kernel adds up what is of the same row, and reads and writes each row of each table and of its slots once.
+For an in-place update, the optimizer's computation for the rows of a batch is removed from the step's graph. The graph returns
+the gradient as it comes from the lookups instead: an index and a row for each. After the loss was found to be finite, one call of
+the kernel sums the gradients of equal rows, and reads and writes each row of each table and of its slots once.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ calls_kernel(FUSED_COALESCE_ROWS, "coalesce_rows")
 
 @translates(FUSED_LOOKUPS)
 def lookups(op: Call) -> Any:
-    """Tables, and after them as many tensors of indices -> rows of each."""
+    """Translate tables, followed by as many tensors of indices -> rows of each."""
     operands = op.tensors()
     count = len(operands) // 2
     rows = torch.ops.burnish.lookup_rows.default(operands[:count], operands[count:])
     return tuple(rows[place] for place in range(count))
 
 
-STATE, GRADIENT, SCALAR = range(3)  # as the kernel numbers what a program reads
+STATE, GRADIENT, SCALAR = range(3)  # the kernel's numbers for the values that a program reads
 MOST_AXES = 3
-"""Of a table: the engine lays those with more out with their channels last."""
+"""The largest rank of a table: the engine stores tables of higher rank with channels last."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class RowUpdate:
 
     Attributes:
         entries: the state entries that are written.
-        indices: the output with the index of each row of the gradient, int64, in any order; below zero they count from the end.
+        indices: the output with the index of each gradient row, int64, in any order; negative ones count from the end.
         operands: state entries and outputs that the program reads.
-        kinds, targets, constants, program: as the kernel takes them.
+        kinds, targets, constants, program: arguments of the kernel.
     """
 
     entries: tuple[str, ...]
@@ -73,14 +72,14 @@ class RowUpdates:
     """Updates that run in one call.
 
     Attributes:
-        updates: those of tables that are alike one after another.
+        updates: the updates; those of similar tables are consecutive.
         entries: the state entries that are written.
     """
 
     def __init__(self, updates: Sequence[RowUpdate]):
         alike: dict[tuple[object, ...], list[RowUpdate]] = {}
         for update in updates:
-            # By their digits: zeros of both signs differ, NaN is the same.
+            # Compared as text: zeros of different sign differ, and NaN equals NaN.
             key = (update.kinds, update.targets, tuple(map(repr, update.constants)), update.program)
             alike.setdefault(key, []).append(update)
         self.updates = tuple(update for members in alike.values() for update in members)
@@ -108,21 +107,21 @@ def noted(
     state: Mapping[str, torch.Tensor],
     results: Mapping[str, torch.Tensor],
 ) -> tuple[list[RowWrite], dict[str, np.ndarray]]:
-    """Which rows a step is about to write.
+    """Return the rows that a step is about to write.
 
     Args:
-        writes: what is written as the graph computed it.
-        updates: what the kernel computes, or None.
+        writes: writes that the graph computed.
+        updates: updates that the kernel computes, or None.
         state, results: the state, and the outputs of the graph.
 
     Returns:
-        The writes of both, and for each of their indices the rows, not negative.
+        The writes of both, and the nonnegative rows for each of their indices.
     """
     all_writes = list(writes)
     rows = {name: results[name].cpu().numpy() for name in {write.indices for write in writes}}
     for update in () if updates is None else updates.updates:
         first = update.entries[0]
-        name = f"rows of {first}"  # tables that are read by the same indices may have different numbers of rows
+        name = f"rows of {first}"  # tables with the same indices may have different numbers of rows
         indices = results[update.indices].numpy()
         rows[name] = np.where(indices < 0, indices + state[first].shape[0], indices)
         all_writes += [RowWrite(entry, name, "") for entry in update.entries]
@@ -130,15 +129,15 @@ def noted(
 
 
 def take_row_updates(graph: ir.Graph, names: list[str], writes: list[RowWrite]) -> list[RowUpdate]:
-    """Take the nodes that compute rows of state entries out of a step's graph, in place, where the kernel computes them.
+    """Remove the nodes that compute rows of state entries from a step's graph, in place, if the kernel supports the computation.
 
     Args:
-        graph: the fused graph of a step; its inputs have the names of the state entries that they are.
-        names: of the graph's outputs, in their order; changed with them.
-        writes: what ``take_row_writes`` gave; those that the updates stand for are taken out.
+        graph: the fused graph of a step; its inputs have the names of the state entries.
+        names: names of the graph's outputs, in order; updated.
+        writes: result of ``take_row_writes``; writes that updates replace are removed.
 
     Returns:
-        The updates. The graph has lost the outputs of the rows, and gained those that the updates read.
+        The updates. In the graph, their operands replace the rows as outputs.
     """
     tables: dict[str, list[RowWrite]] = {}
     for write in writes:
@@ -174,7 +173,7 @@ def take_row_updates(graph: ir.Graph, names: list[str], writes: list[RowWrite]) 
 
 
 def _remove_unread(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Remove those of some nodes that nothing reads, each after what reads it."""
+    """Remove unused nodes among the given ones, in reverse order."""
     candidates = set(nodes)
     unread = []
     for node in reversed(list(graph)):
@@ -186,11 +185,13 @@ def _remove_unread(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
 
 
 class _UnknownValue(Exception):
-    """A value is none that the kernel computes or reads."""
+    """The kernel neither computes nor reads a value."""
 
 
 def _computed(places: ir.Value, rows: Mapping[ir.Value, ir.Value]) -> _Computed | None:
-    """How rows are computed, for each table or slot those at ``places`` [n, 1]; None where the kernel does not compute it so."""
+    """Return the computation of the next rows of each table or slot at ``places`` [n, 1]; None if the kernel does not
+    support it.
+    """
     unsqueezed = places.producer()
     distinct = None if unsqueezed is None or unsqueezed.op_type != "Unsqueeze" else unsqueezed.inputs[0]
     summed = None if distinct is None else distinct.producer()
@@ -203,19 +204,19 @@ def _computed(places: ir.Value, rows: Mapping[ir.Value, ir.Value]) -> _Computed 
 
 
 class _Computed:
-    """How the next rows of a table and of its slots are computed, as a program of the kernel.
+    """The computation of the next rows of a table and its slots, as a program of the kernel.
 
     Args:
-        unsqueezed: the node that gives the places of the rows.
-        summed: the node that adds up the gradient.
-        rows: of each table or slot that is written, its next rows.
+        unsqueezed: the node that returns the row indices.
+        summed: the node that sums the gradient.
+        rows: the next rows of each table or slot that is written.
 
     Attributes:
-        nodes: what computes the next rows, from the sums on.
-        sums: what adds up the gradient, and gets its indices ready.
+        nodes: the nodes that compute the next rows from the sums.
+        sums: the nodes that sum the gradient and prepare its indices.
 
     Raises:
-        _UnknownValue: the kernel does not compute it so.
+        _UnknownValue: the kernel does not support the computation.
     """
 
     def __init__(self, unsqueezed: ir.Node, summed: ir.Node, rows: Mapping[ir.Value, ir.Value]):
@@ -242,14 +243,14 @@ class _Computed:
         self._targets = tuple(owners.index(table) for table in rows)
 
     def entry_of(self, value: ir.Value) -> str | None:
-        """The state entry that a value is rows of."""
+        """Return the state entry whose rows a value holds."""
         table = self._tables.get(value)
         return None if table is None else table.name
 
     def operands(self) -> tuple[ir.Value, list[ir.Value]]:
-        """The indices of the gradient's rows, and what the program reads, once what computes the next rows is gone.
+        """Return the indices of the gradient's rows, and the operands of the program, after its nodes were removed.
 
-        Where something else reads the sums, they are read here too; else the gradient as it came.
+        If something else reads the sums, the program reads them too; otherwise it reads the original gradient.
         """
         if any(value.uses() or value.is_graph_output() for value in self._summed.outputs):
             return self._distinct, list(self._read)
@@ -261,13 +262,13 @@ class _Computed:
         return indices, [gradient if value is self._gradient else value for value in self._read]
 
     def update(self, indices: str, operands: tuple[str, ...]) -> RowUpdate:
-        """The update, with the names of what it reads."""
+        """Return the update, with the names of its operands."""
         kinds = tuple(self._leaves[value] for value in self._read)
         entries = tuple(operands[target] for target in self._targets)
         return RowUpdate(entries, indices, operands, kinds, self._targets, self._constants, self._code)
 
     def _add(self, program: Program, value: ir.Value) -> None:
-        """Append what computes a value to the program."""
+        """Append the computation of a value to the program."""
         if value in self._known or constant_array(value) is not None:
             if value not in self._known and not _is_number(value):
                 raise _UnknownValue
@@ -309,21 +310,21 @@ class _Computed:
             if value is None:
                 continue
             self._add(program, value)
-            # A number for each row stands beside elements where it has as many axes.
+            # One number per row broadcasts to elements if it has as many axes.
             fits = self._extent(value) == extent or _is_number(value)
             if not fits and not (extent == ROW_OF_ELEMENTS and self._extent(value) == ROW_OF_ONE):
                 raise _UnknownValue
         program.add(node)
 
     def _check_axes(self, node: ir.Node) -> None:
-        """Whether a node leaves out, or adds, all axes but that of the rows."""
+        """Check that a node removes, or adds, all axes except that of the rows."""
         axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
         rank = len(self._inner) + 1
         if axes is None or sorted(int(axis) % rank for axis in axes.reshape(-1)) != list(range(1, rank)):
             raise _UnknownValue
 
     def _table_of(self, node: ir.Node) -> ir.Value | None:
-        """The table or slot that a node reads the rows of."""
+        """Return the table or slot whose rows a node reads."""
         if node.op_type != "Gather" or node.domain != "" or attribute_value(node, "axis", 0) != 0:
             return None
         table = node.inputs[0]
@@ -338,7 +339,7 @@ class _Computed:
         return extent
 
     def _extent(self, value: ir.Value) -> str | None:
-        """What a value has for each row; None where it is no value of rows."""
+        """Return the extent of a value per row; None if it has no rows."""
         if value.shape is None or not value.shape.dims or isinstance(value.shape.dims[0], int):
             return None
         return self._extent_of(tuple(value.shape.dims[1:]))
@@ -351,7 +352,7 @@ class _Computed:
         return NUMBER if not inner else None
 
     def _as_given(self, indices: ir.Value) -> ir.Value:
-        """Indices before those that count from the end were made to count from the front: the kernel does that too."""
+        """Return the original indices, before negative ones were converted: the kernel converts them too."""
         node = indices.producer()
         if node is not None and node.op_type == "Where" and node.domain == "":
             below, from_front, given = node.inputs
@@ -376,7 +377,7 @@ class _Computed:
         return added is not None and table.shape is not None and added.reshape(-1).tolist() == [table.shape[0]]
 
     def _before_reshapes(self, value: ir.Value) -> ir.Value:
-        """What a value was reshaped of: the kernel reads one row of elements after another, whatever the axes before are."""
+        """Return a value before its reshapes: the kernel reads consecutive rows of elements, whatever the leading axes."""
         while (node := value.producer()) is not None and node.op_type == "Reshape" and node.domain == "":
             assert node.inputs[0] is not None
             self.sums.append(node)
@@ -385,7 +386,7 @@ class _Computed:
 
 
 ROW_OF_ELEMENTS, ROW_OF_ONE, NUMBER = "elements", "one element", "a number"
-"""What there is of each row: as many elements as the table has; one, with as many axes; or one without them."""
+"""Extents per row: as many elements as the table has; one element, with as many axes; or one number without these axes."""
 
 
 def _is_number(value: ir.Value) -> bool:

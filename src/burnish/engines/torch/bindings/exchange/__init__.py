@@ -1,12 +1,12 @@
-"""Exchanges with other workers (``burnish.engines.communicator``), and the kernels by which those of one machine share memory.
+"""Exchanges with other workers (``burnish.engines.communicator``), and kernels for shared memory between workers of one machine.
 
-The operands of one exchange travel in one buffer. A tensor of images is put into it with its channels last, in which order the
-convolutions leave their gradients: nothing is moved then, and every worker has the same order.
+All operands of an exchange are sent in one buffer. Images are stored in it with channels last, the layout of gradients of
+convolutions: nothing is transposed, and every worker has the same order.
 
-Rows of tables, of which each worker may have any number, travel as bytes, those of all tables together.
+Rows of tables, of which each worker may have any number, are sent as bytes, for all tables together.
 
-Of a table that is spread, row ``r`` lies with worker ``r % workers``, at place ``r // workers`` of its part: neighbours lie with
-different workers, also where the rows that most samples read have the lowest indices.
+In a distributed table, row ``r`` is on worker ``r % workers``, at place ``r // workers`` of its part. Neighbouring rows are on
+different workers, which balances the load even if the most frequent rows have the lowest indices.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ declare_kernel(
 
 
 ALIGNMENT = 64
-"""Tensors begin at multiples of so many bytes where they travel as bytes."""
+"""The alignment of tensors that are sent as bytes."""
 SMALL_BYTES = 2**18
-"""Up to here an exchange has no memory of its own to gather by."""
+"""The size in bytes up to which an exchange has no gather buffer of its own."""
 
 
 class Exchange(torch.nn.Module):
     """Sums over the workers.
 
     Args:
-        communicator: to the others.
-        count: how many tensors are exchanged; behind them may come the number of this worker's samples: where that is 0, what it
-            computed counts nowhere, and it gives zeros; and, of ``AllReduceStart``, whether they are exchanged.
-        group: as the communicator has it.
-        channel: the same.
+        communicator: connection to the other workers.
+        count: number of exchanged tensors. They may be followed by the number of this worker's samples, which sends zeros if it
+            is 0; and, for ``AllReduceStart``, by a flag that enables the exchange.
+        group: as for the communicator.
+        channel: as for the communicator.
     """
 
     def __init__(self, communicator: Communicator, count: int, group: int, channel: str):
@@ -74,7 +74,7 @@ class Exchange(torch.nn.Module):
         self._communicator, self._count, self._group, self._channel = communicator, count, group, channel
 
     def start(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
-        """Begin the exchange; return the buffer that will hold the sums."""
+        """Start the exchange; return the buffer for the sums."""
         own = tensors[: self._count]
         dtype = own[0].dtype if len({tensor.dtype for tensor in own}) == 1 else torch.float64
         shared = self.shared_buffer(dtype, sum(tensor.numel() for tensor in own))
@@ -88,13 +88,13 @@ class Exchange(torch.nn.Module):
     def begin(
         self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, Pending]:
-        """Begin to exchange a buffer, in which tensors lie one behind the other; return where the sums will be."""
+        """Start to exchange a buffer of consecutive tensors; return the buffer for the sums."""
         if shared is not None:
             return buffer, shared.all_reduce()
         return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
 
     def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
-        """Where the operands are put together, if not in memory of this step."""
+        """Return the buffer for the operands; None to allocate one for this step."""
         return None
 
 
@@ -108,10 +108,10 @@ class AllReduce(Exchange):
 
 
 class AllReduceStart(Exchange):
-    """Begins to exchange tensors; what it returns is read by ``AllReduceFinish`` alone.
+    """Starts to exchange tensors; only ``AllReduceFinish`` reads its results.
 
     Args:
-        conditional: the last operand, a boolean scalar that is the same on every worker, says whether there is an exchange.
+        conditional: True if the last operand, a boolean scalar that is the same on every worker, enables the exchange.
     """
 
     def __init__(self, *arguments: Any, conditional: bool = False):
@@ -130,7 +130,7 @@ class AllReduceStart(Exchange):
         return buffer
 
     def shared_buffer(self, dtype: torch.dtype, count: int) -> SharedBuffer | None:
-        """One that stays for all steps: sizes of gradients do not change."""
+        """Return a buffer that is kept for all steps: sizes of gradients do not change."""
         if not self._has_asked:
             self._has_asked = True
             self._shared = self._communicator.shared_buffer(dtype, count, group=self._group, channel=self._channel)
@@ -138,10 +138,10 @@ class AllReduceStart(Exchange):
 
 
 class ReduceScatterStart(AllReduceStart):
-    """Begins to add up tensors over the workers, each for the worker that owns it; read by ``ReduceScatterFinish`` alone.
+    """Starts to sum tensors over the workers, each for its owner; only ``ReduceScatterFinish`` reads its results.
 
     Args:
-        owners: the rank of the owner of each tensor, from the lowest to the highest.
+        owners: rank of the owner of each tensor, in ascending order.
     """
 
     def __init__(self, *arguments: Any, owners: Sequence[int], conditional: bool = False):
@@ -162,7 +162,7 @@ class ReduceScatterStart(AllReduceStart):
 
 
 class AllReduceFinish(torch.nn.Module):
-    """Waits for what ``AllReduceStart`` began; where it began nothing, the tensors stay what they are.
+    """Waits for the exchange of ``AllReduceStart``; without an exchange, returns the tensors unchanged.
 
     Args:
         started: the exchange.
@@ -182,17 +182,19 @@ class AllReduceFinish(torch.nn.Module):
 
 
 class ReduceScatterFinish(AllReduceFinish):
-    """Waits for what ``ReduceScatterStart`` began: the sums of this worker's tensors, and behind them a vector of nothing."""
+    """Waits for the exchange of ``ReduceScatterStart``: returns the sums of this worker's tensors, followed by an empty
+    vector.
+    """
 
     def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (*super().forward(buffer, *tensors), buffer.new_empty(0))
 
 
 class OwnGradients(torch.nn.Module):
-    """Gradients of this worker's samples: zeros where it has none, and what it computed counts nowhere.
+    """Gradients of this worker's samples: zeros if it has none.
 
     Args:
-        count: how many gradients there are; behind them may come the number of samples.
+        count: number of gradients; they may be followed by the number of samples.
     """
 
     def __init__(self, count: int):
@@ -210,12 +212,12 @@ class OwnGradients(torch.nn.Module):
 
 
 class AllGather(torch.nn.Module):
-    """What every worker has, side by side.
+    """The tensors of all workers, stacked.
 
     Args:
-        communicator: to the others.
-        count: how many tensors are shown; behind them may come the number of this worker's samples, as of ``Exchange``.
-        group: as the communicator has it.
+        communicator: connection to the other workers.
+        count: number of tensors; they may be followed by the number of this worker's samples, as for ``Exchange``.
+        group: as for the communicator.
     """
 
     def __init__(self, communicator: Communicator, count: int, group: int):
@@ -234,13 +236,13 @@ class AllGather(torch.nn.Module):
 
 
 class GatherOwned(torch.nn.Module):
-    """What the owner of each tensor has, of whatever dtypes; they travel as bytes.
+    """The owners' copies of tensors of any dtypes, which are sent as bytes.
 
     Args:
-        communicator: to the others.
-        owners: the rank of the owner of each tensor; operands behind them are waited for alone.
-        conditional: the first operand behind them, a boolean scalar that is the same on every worker, says whether there is an
-            exchange; without one each worker keeps what it gave.
+        communicator: connection to the other workers.
+        owners: rank of the owner of each tensor; the operands after these only enforce an order.
+        conditional: True if the first of them, a boolean scalar that is the same on every worker, enables the exchange; without
+            an exchange, each worker keeps its tensors.
     """
 
     def __init__(self, communicator: Communicator, owners: Sequence[int], conditional: bool = False):
@@ -273,14 +275,14 @@ class GatherOwned(torch.nn.Module):
             rows = shared.rows()
         for index, (owner, place) in enumerate(zip(self._owners, places, strict=True)):
             if owner != rank:
-                # A part would keep the whole buffer, and at its address some kernels add up in another order.
+                # A view would keep the whole buffer, and some kernels sum in another order at its address.
                 results[index] = _shaped(rows[owner][place], results[index]).clone()
         if shared is not None:
             shared.release()
         return tuple(results)
 
     def _shared_rows(self, count: int, device: torch.device) -> SharedRows | None:
-        """Memory that stays for all steps, where small exchanges have none of their own."""
+        """Return memory that is kept for all steps, for larger exchanges on the CPU."""
         if not self._has_asked:
             self._has_asked = True
             if count > SMALL_BYTES and device.type == "cpu":
@@ -289,12 +291,12 @@ class GatherOwned(torch.nn.Module):
 
 
 def _shaped(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of bytes as a tensor of this dtype and shape, that of images with its channels last."""
+    """Return bytes as a tensor of this dtype and shape, channels last for images."""
     return _parted(content.view(like.dtype), [like])[0]
 
 
 def _counting(buffer: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """A buffer, or zeros in its place where a worker has no samples."""
+    """Return a buffer, filled with zeros if a worker has no samples."""
     nothing = samples == 0
     if buffer.device.type != "cpu":
         return torch.where(nothing, 0, buffer)
@@ -306,7 +308,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parted(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The parts of a buffer, of the dtypes and shapes of these tensors."""
+    """Split a buffer into parts with the dtypes and shapes of these tensors."""
     results = []
     for part, tensor in zip(torch.split(buffer, [math.prod(tensor.shape) for tensor in tensors]), tensors, strict=True):
         if tensor.dim() == 4:
@@ -339,7 +341,7 @@ def _operands(op: Call) -> list[Any]:
 
 
 def results_of(op: Call, exchange: torch.nn.Module) -> tuple[Any, ...]:
-    """Call an exchange of all operands, which returns a list, and take its elements apart."""
+    """Call an exchange of all operands, which returns a list, and return its elements."""
     results = op.module(exchange, _operands(op))
     return tuple(results[index] for index in range(len(op.node.outputs)))
 
@@ -401,16 +403,16 @@ def worker_rank(op: Call) -> Any:
 
 
 Counts = Sequence[Sequence[Sequence[int]]]
-"""How many rows travel: by the worker that gives them, by tensor, by the worker that gets them."""
+"""The numbers of rows to send: by sender, by tensor, by receiver."""
 
 
 class AllGatherRows(torch.nn.Module):
     """The rows of all workers.
 
     Args:
-        communicator: to the others.
-        count: how many tensors are gathered, along their first axis; behind them may come the number of this worker's samples:
-            where that is 0, it gives no rows.
+        communicator: connection to the other workers.
+        count: number of tensors to gather along their first axis. They may be followed by the number of this worker's samples: if
+            it is 0, it sends no rows.
     """
 
     def __init__(self, communicator: Communicator, count: int):
@@ -430,12 +432,13 @@ class AllGatherRows(torch.nn.Module):
 
 
 class LookUpRows(torch.nn.Module):
-    """Rows of tables that are spread over the workers: indices go to who holds the rows, and these come back.
+    """Lookups in tables that are distributed over the workers: indices are sent to the workers that hold the rows, and the rows
+    come back.
 
     Args:
-        communicator: to the others.
-        tables: the initializers, for messages.
-        extents: how many rows each of the whole tables has.
+        communicator: connection to the other workers.
+        tables: names of the initializers, for messages.
+        extents: number of rows of each whole table.
     """
 
     def __init__(self, communicator: Communicator, tables: Sequence[str], extents: Sequence[int]):
@@ -455,12 +458,13 @@ class LookUpRows(torch.nn.Module):
 
 
 class ScatterRows(torch.nn.Module):
-    """Rows go to the workers that hold those of the table; what each gets, with the places in its part.
+    """Sends rows to the workers that hold these rows of the table; returns the received rows, with their places in the local
+    part.
 
     Args:
-        communicator: to the others.
-        count: how many tensors there are, indices and rows by turns; behind them may come the number of this worker's samples, as
-            of ``AllGatherRows``.
+        communicator: connection to the other workers.
+        count: number of tensors, alternately indices and rows; they may be followed by the number of this worker's samples, as
+            for ``AllGatherRows``.
     """
 
     def __init__(self, communicator: Communicator, count: int):
@@ -476,16 +480,16 @@ class ScatterRows(torch.nn.Module):
 
 
 class _Route:
-    """Which rows of a table are exchanged with whom.
+    """The rows of a table that are exchanged with each worker.
 
     Args:
-        indices: of the rows, int64 [n].
-        workers: how many there are.
+        indices: row indices, int64 [n].
+        workers: number of workers.
 
     Attributes:
-        order: the positions of the indices by the worker that holds the rows.
-        places: where the rows are with that worker, in that order.
-        counts: how many each worker holds, [workers].
+        order: positions of the indices, sorted by the worker that holds the row.
+        places: the rows' places on that worker, in that order.
+        counts: number of rows on each worker, [workers].
     """
 
     def __init__(self, indices: torch.Tensor, workers: int):
@@ -495,12 +499,12 @@ class _Route:
         self.counts = torch.bincount(holders, minlength=workers)
 
     def restored(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows in the order of the indices, given those in the order of the workers."""
+        """Return rows in the order of the indices, given rows in the order of the workers."""
         return torch.empty_like(rows).index_copy_(0, self.order, rows)
 
 
 def _given(tensors: Sequence[torch.Tensor], count: int) -> Sequence[torch.Tensor]:
-    """The rows that a worker gives: none where what is behind them says that it has no samples."""
+    """Return the rows that a worker sends: none if the operand after them is zero (no samples)."""
     own = tensors[:count]
     return [tensor[:0] for tensor in own] if len(tensors) > count and not bool(tensors[count]) else own
 
@@ -524,17 +528,17 @@ def _all_counts(communicator: Communicator, routes: Sequence[_Route]) -> list[li
 
 
 def _answering(counts: Counts) -> Counts:
-    """How many rows travel back: who was given to gives as many."""
+    """Return the numbers of rows on the way back: the transpose."""
     return [[[row[holder] for row in table] for table in zip(*counts, strict=True)] for holder in range(len(counts))]
 
 
 def _exchanged(communicator: Communicator, tensors: Sequence[torch.Tensor], counts: Counts) -> list[torch.Tensor]:
-    """Give each worker its rows of each tensor, and return those that this one gets, in the order of the workers' ranks.
+    """Send each worker its rows of each tensor, and return the received ones in rank order.
 
     Args:
-        communicator: to the others.
-        tensors: rows, in the order of the workers that get them.
-        counts: of all workers.
+        communicator: connection to the other workers.
+        tensors: rows, in the order of their receivers.
+        counts: numbers of rows for all workers.
     """
     workers, rank = range(communicator.size), communicator.rank
     sizes = [[_packed_size(tensors, [table[to] for table in counts[giver]]) for to in workers] for giver in workers]
@@ -552,7 +556,7 @@ def _exchanged(communicator: Communicator, tensors: Sequence[torch.Tensor], coun
 
 
 def _places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[slice]:
-    """Where so many rows of each tensor lie as bytes."""
+    """Yield the byte ranges of these numbers of rows of each tensor."""
     start = 0
     for tensor, count in zip(tensors, counts, strict=True):
         end = start + count * math.prod(tensor.shape[1:]) * tensor.element_size()
@@ -561,19 +565,18 @@ def _places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[
 
 
 def _packed_size(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> int:
-    """How many bytes so many rows of each tensor take: a multiple of ``ALIGNMENT``."""
+    """Return the size of these numbers of rows in bytes: a multiple of ``ALIGNMENT``."""
     end = max((place.stop for place in _places(tensors, counts)), default=0)
     return -(-end // ALIGNMENT) * ALIGNMENT
 
 
 def _pack(tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Put the rows of tensors into a buffer of bytes."""
     for tensor, place in zip(tensors, _places(tensors, [len(tensor) for tensor in tensors]), strict=True):
         buffer[place].view(tensor.dtype).copy_(tensor.reshape(-1))
 
 
 def _unpacked(buffer: torch.Tensor, like: Sequence[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
-    """The rows in a buffer of bytes, so many of each of these dtypes and widths."""
+    """Return the rows in a buffer of bytes, with these dtypes, widths and numbers of rows."""
     return [
         buffer[place].view(tensor.dtype).view(count, *tensor.shape[1:])
         for tensor, place, count in zip(like, _places(like, counts), counts, strict=True)

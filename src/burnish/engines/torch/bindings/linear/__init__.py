@@ -1,7 +1,7 @@
-"""Products with a weight, the weight's gradient, and products of batches, by the engine's own kernel where it is the fastest.
+"""Products with a weight, its gradient, and batched products, by the engine's own kernel if it is the fastest.
 
-Large products are the kernel's (``products.cpp``), which reads strided operands as they lie, where the processor has
-vectors of 256 or 512 bits; all others are PyTorch's. The functions are called as a graph runs, when the sizes are known.
+Large products use the kernel (``products.cpp``), which reads strided operands in place, if the processor has vectors of 256 or
+512 bits; all others use PyTorch. The functions are called at run time, when sizes are known.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Product = Callable[..., torch.Tensor]
 
 
 def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
-    """Have the kernel built meanwhile, where products with a weight of these extents will ask for it."""
+    """Start to build the kernel in the background if products with a weight of these extents will use it."""
     if (
         all(isinstance(extent, int) for extent in weight)
         and math.prod(weight) >= Products.LARGE_WEIGHT
@@ -52,16 +52,16 @@ def expect(weight: Sequence[Any], dtype: torch.dtype) -> None:
 
 
 def expect_small() -> None:
-    """Have the kernel for small layers and their gradients built meanwhile."""
+    """Start to build the kernel for small layers and their gradients in the background."""
     kernels.request("linear")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool, relu: bool) -> torch.Tensor:
-    """x W (+ bias): x [..., K] and weight, [N, K] where ``transposed``, [K, N] else, to [..., N]; all of them may be strided.
+    """Return x W (+ bias), [..., N], for x [..., K] and weight, [N, K] if ``transposed``, else [K, N]; all may be strided.
 
-    Where ``relu``, its negative elements are 0 in the result.
+    With ``relu``, negative elements of the result become 0.
     """
-    if has_torch_function((x, weight, bias)):  # a graph that is being made: one call in it
+    if has_torch_function((x, weight, bias)):  # while a graph is traced: one call in it
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, transposed, relu)
     if x.dim() == 2 and x.dtype == torch.float32 and _is_small(x, weight, transposed) and (own := _small("linear")) is not None:
         return own(x, weight, bias, transposed, relu)
@@ -76,7 +76,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tra
 
 
 def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left' right: left [M, N] and right [M, K] to [N, K]."""
+    """Return left' right, [N, K], for left [M, N] and right [M, K]."""
     if has_torch_function((left, right)):
         return handle_torch_function(linear_weight_gradient, (left, right), left, right)
     return _product(left.t(), right, None)
@@ -85,16 +85,16 @@ def linear_weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Ten
 def linear_gradients(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, transposed: bool, swapped: bool, relu: bool, bias: bool
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of a linear layer, from dy [..., N] and x [..., K]: of x, of the weight, and of the bias.
+    """Return the gradients of a linear layer for dy [..., N] and x [..., K]: of x, of the weight, and of the bias.
 
     Args:
-        dy: the gradient of the layer's result.
-        x: what the layer was given.
-        weight: [N, K], or [K, N] where ``transposed``; None where the gradient of x is not wanted, whose place is then empty.
+        dy: gradient of the layer's result.
+        x: input of the layer.
+        weight: [N, K], or [K, N] if ``transposed``; None if the gradient of x is not needed, which is then empty.
         transposed: see ``weight``.
-        swapped: whether the gradient of the weight is x' dy, [K, N], in place of dy' x.
-        relu: whether x is the result of a ReLU, and the gradient of what that was given is wanted in place of that of x.
-        bias: whether the gradient of a bias is wanted; its place is empty otherwise.
+        swapped: True if the gradient of the weight is x' dy, [K, N], instead of dy' x.
+        relu: True if x is the result of a ReLU, and the gradient of the ReLU's input is returned instead of that of x.
+        bias: True to compute the gradient of a bias; otherwise it is empty.
     """
     operands = (dy, x, weight)
     if has_torch_function(operands):
@@ -114,12 +114,12 @@ def linear_gradients(
 
 
 def batched(left: torch.Tensor, right: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """left right: left [A, B, M, K] and right [A, B, K, N] to [A, B, M, N].
+    """Return left right, [A, B, M, N], for left [A, B, M, K] and right [A, B, K, N].
 
     Args:
-        left: the left matrices; they may be strided.
-        right: the right ones, too.
-        order: how the result's axes should lie in memory, outermost first; values do not depend on it.
+        left: the left matrices; may be strided.
+        right: the right matrices; may be strided.
+        order: memory order of the result's axes, outermost first; it does not affect the values.
     """
     if has_torch_function((left, right)):
         return handle_torch_function(batched, (left, right), left, right, order)
@@ -132,7 +132,7 @@ def batched(left: torch.Tensor, right: torch.Tensor, order: list[int]) -> torch.
 
 @functools.cache
 def onednn_product() -> Product | None:
-    """oneDNN's x weight' + bias as PyTorch's compiler calls it, or None where this build of PyTorch is without it."""
+    """Return oneDNN's x weight' + bias as PyTorch's compiler calls it, or None if this build of PyTorch does not have it."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -143,14 +143,14 @@ def onednn_product() -> Product | None:
 
 
 def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, relu: bool = False) -> torch.Tensor:
-    """x [M, K] times columns [K, N], plus bias [N], and its ReLU where ``relu``."""
+    """Return x [M, K] times columns [K, N], plus bias [N], and its ReLU with ``relu``."""
     if _is_large(x.shape[0], x.shape[1], columns.shape[1]):
         own = own_kernel(x.dtype, "product")
         if own is not None:
             result = own(x, columns, bias)
             return torch.relu_(result) if relu else result
         if bias is not None and _is_quick_in_onednn(x) and (multiply := onednn_product()) is not None:
-            # The bias is added to the sums, where addmm goes over the result again. oneDNN's ReLU lets no NaN through.
+            # This adds the bias to the sums, while addmm takes a second pass. oneDNN's ReLU loses NaN.
             result = multiply(x, columns.t(), bias.contiguous(), "none", [], "")
             return torch.relu_(result) if relu else result
     if bias is None:
@@ -160,20 +160,20 @@ def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, 
 
 
 def _is_quick_in_onednn(x: torch.Tensor) -> bool:
-    """Whether a matrix is of bfloat16, on a processor with instructions for it, and oneDNN is switched on."""
+    """True for bfloat16 on a processor with instructions for it, if oneDNN is enabled."""
     narrow = x.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
     return narrow and bool(torch.backends.mkldnn.enabled)
 
 
 def _is_large(rows: int, depth: int, columns: int) -> bool:
-    """Whether a product is large enough for the engine's own kernel."""
+    """True if a product is large enough for the engine's own kernel."""
     if rows * depth * columns <= Products.LARGE:
         return False
     return torch.cpu._is_avx512_supported() or rows * columns >= Products.LEAST_REUSE * (rows + columns)
 
 
 def _is_batch_large(left: torch.Size, columns: int) -> bool:
-    """Whether the products of a batch are large enough for the engine's own kernel, and enough of them for all threads."""
+    """True if batched products are large enough for the engine's own kernel, and numerous enough for all threads."""
     outer, inner, rows, depth = left
     if (
         min(rows, columns) < Products.NARROWEST
@@ -185,7 +185,7 @@ def _is_batch_large(left: torch.Size, columns: int) -> bool:
 
 
 def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
-    """Whether a layer has few rows, and its product is none for the engine's own kernel."""
+    """True if a layer has few rows, and its product is not one for the engine's own kernel."""
     elements, columns = x.numel(), weight.shape[0 if transposed else 1]
     return (
         elements <= SmallLayers.MOST_ELEMENTS
@@ -196,7 +196,7 @@ def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
 
 @functools.cache
 def _small(name: str) -> Callable[..., Any] | None:
-    """The engine's kernel for small layers, or for their gradients, or None where it is not there."""
+    """Return the engine's kernel for small layers, or for their gradients, or None if it is not available."""
     if not kernels.available("linear"):
         return None
     found: Callable[..., Any] = getattr(torch.ops.burnish, name).default
@@ -205,7 +205,7 @@ def _small(name: str) -> Callable[..., Any] | None:
 
 @functools.cache
 def own_kernel(dtype: torch.dtype, name: str) -> Product | None:
-    """The engine's kernel where it was measured to win, or None."""
+    """Return the engine's kernel if it was measured to win, or None."""
     if not suits(dtype, name) or not kernels.available("products"):
         return None
     found: Product = getattr(torch.ops.burnish, name).default
@@ -213,9 +213,10 @@ def own_kernel(dtype: torch.dtype, name: str) -> Product | None:
 
 
 def suits(dtype: torch.dtype, name: str) -> bool:
-    """Whether the processor is of the kind that one of the kernel's functions was measured to win on.
+    """True if a function of the kernel was measured to win on this kind of processor.
 
-    With vectors of bfloat16 oneDNN's large products are as near to what the processor can do, or nearer; with tiles all are.
+    With vectors of bfloat16, oneDNN's large products are at least as close to the processor's peak; with tiles, all its products
+    are.
     """
     if dtype == torch.float32:
         return has_wide_vectors()
@@ -235,7 +236,7 @@ def fused_linear(op: Call) -> Any:
 
 @translates(FUSED_LINEAR_GRAD)
 def fused_linear_gradients(op: Call) -> Any:
-    """(dy, x, weight or nothing) -> dx, dw, db."""
+    """Translate (dy, x, optional weight) -> dx, dw, db."""
     if op.dtype(0) == ir.DataType.FLOAT:
         expect_small()
     flags = [bool(op.attribute(name)) for name in ("transposed", "swapped", "relu", "bias")]

@@ -1,4 +1,4 @@
-"""Batch, group and row normalization with the activation and the addition around it."""
+"""Batch, group and row normalization with the surrounding activation and addition."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ declare_kernel("batch_norm_synchronized_bfloat16", *_BATCH_NORM_SYNCHRONIZED, su
 
 
 IMAGES = ("dy", "x", "added", "more", "y", "dx", "before")
-"""Operands and outputs of batch normalization that have the layer's shape."""
+"""Operands and outputs of batch normalization with the layer's shape."""
 
 calls_kernel(FUSED_BATCH_NORM, "batch_norm_training", IMAGES)
 calls_kernel(FUSED_BATCH_NORM_GRAD, "batch_norm_gradient", IMAGES)
@@ -99,7 +99,7 @@ FUSED_LRN_GRAD = EngineOperator("FusedLrnGrad", ("dy", "x", "y"), ("dx",))
 @replaces("LRN", by=FUSED_LRN)
 @replaces(LRN_GRAD, by=FUSED_LRN_GRAD)
 def has_kernel(node: ir.Node) -> bool:
-    """Whether a node of float32 has axes for samples and channels."""
+    """True if a node of float32 has axes for samples and channels."""
     operand = node.inputs[0]
     return operand is not None and operand.shape is not None and len(operand.shape) >= 2
 

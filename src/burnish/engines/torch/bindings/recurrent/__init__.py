@@ -1,4 +1,4 @@
-"""Recurrent layers: one direction from its first frame to its last, and back again, in one call."""
+"""Recurrent layers: one direction from its first frame to its last, and its gradient, in one call each."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FUSED_RESIZE_GRAD = EngineOperator("FusedResizeGrad", ("dy", "x", "scales", "siz
 
 @dataclass(frozen=True)
 class Interpolation:
-    """The attributes of a Resize that say how elements between elements come about."""
+    """The attributes of a Resize that determine its interpolation."""
 
     mode: str
     coordinates: str
@@ -43,7 +43,7 @@ class Interpolation:
 
     @property
     def precision(self) -> type[np.floating]:
-        """Of positions: which element is nearest must come out as in other runtimes, which compute them in float32."""
+        """The precision of positions: runtimes compute the nearest element in float32, and it must match."""
         return np.float32 if self.mode == "nearest" else np.float64
 
     @staticmethod
@@ -88,14 +88,14 @@ def resize(op: Call) -> Any:
 
 @translates(FUSED_RESIZE)
 def resize_by_kernel(op: Call) -> Any:
-    """As Resize, of what has no region of interest."""
+    """Translate Resize without a region of interest."""
     axes, changes = _changes(op, op.extents())
     return _interpolated(op.tensor(0), op.extents(), axes, [(target, taken.table()) for target, taken in changes])
 
 
 @translates(FUSED_RESIZE_GRAD)
 def resize_gradient_by_kernel(op: Call) -> Any:
-    """(dy, x, scales, sizes) -> dx; of x the shape is read."""
+    """Translate (dy, x, scales, sizes) -> dx; only the shape of x is read."""
     extents = op.extents(1)
     axes, changes = _changes(op, extents)
     resized = list(extents)
@@ -107,18 +107,18 @@ def resize_gradient_by_kernel(op: Call) -> Any:
 
 @dataclass(frozen=True)
 class Taken:
-    """What results along an axis are sums of: places and weights, ``[terms, results]`` each."""
+    """The terms of results along an axis: places and weights, ``[terms, results]`` each."""
 
     places: np.ndarray
     weights: np.ndarray
 
     def table(self) -> Table:
-        """As the kernel takes it, a result's terms side by side."""
+        """Return the table for the kernel, with the terms of a result side by side."""
         terms, results = self.places.shape
         return _table(np.arange(results + 1) * terms, self.places.T.reshape(-1), self.weights.T.reshape(-1))
 
     def turned(self, extent: int) -> Table:
-        """That of the adjoint: for each element of an axis of ``extent`` the results that it is a term of."""
+        """Return the table of the adjoint: for each element of an axis of ``extent``, the results that contain it."""
         places = self.places.reshape(-1)
         order = np.argsort(places, kind="stable")
         starts = np.searchsorted(places[order], np.arange(extent + 1))
@@ -140,14 +140,14 @@ def _table(starts: np.ndarray, places: np.ndarray, weights: np.ndarray) -> Table
 
 
 UNCHANGED = _table(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-"""An axis that stays as it is."""
+"""An axis that does not change."""
 
 
 def _changes(op: Call, extents: list[Any]) -> tuple[list[int], list[tuple[int, Taken]]]:
-    """The axes that change, and for each the new extent and what it is made of.
+    """Return the axes that change, with the new extent and terms of each.
 
     Raises:
-        NotKnownYet: an extent or a scale is known only when the graph runs.
+        NotKnownYet: an extent or a scale is only known at run time.
     """
     rank, interpolation = len(extents), Interpolation.of(op)
     axes = [axis % rank for axis in op.attribute("axes", range(rank))]
@@ -170,7 +170,7 @@ def _changes(op: Call, extents: list[Any]) -> tuple[list[int], list[tuple[int, T
 
 
 def _interpolated(x: Any, extents: list[Any], axes: list[int], changes: list[tuple[int, Table]]) -> Any:
-    """Sums along axes of a tensor: in one pass along the last two of images, else along one after the other."""
+    """Return sums along axes of a tensor: in one pass along the last two of images, else along one axis at a time."""
     tables = dict(zip(axes, changes, strict=True))
     if not tables:
         return x
@@ -190,7 +190,7 @@ def _interpolated(x: Any, extents: list[Any], axes: list[int], changes: list[tup
 
 
 def _targets(op: Call, axes: list[int], extents: list[Any]) -> list[tuple[float, Any]]:
-    """The scale and the new extent of each axis, by the operands that hold all scales, or all sizes."""
+    """Return the scale and the new extent of each axis, from the operand with all scales or all sizes."""
     if not (op.has(3) and op.extents(3) != [0]):
         scales = op.known_array(2).reshape(-1)
         return [
@@ -226,7 +226,7 @@ def _stretched(size: Any, extent: Any) -> tuple[float, Any]:
 def source_positions(
     extent: int, target: int, scale: float, mode: str, roi: tuple[float, float], precision: type[np.floating]
 ) -> np.ndarray:
-    """Where in the input each element of the output lies, by the standard's formulas, in a precision."""
+    """Return the position in the input of each output element, by the standard's formulas, in the given precision."""
     place, one, half = np.arange(target, dtype=precision), precision(1), precision(0.5)
     factor, last = precision(scale), precision(extent - 1)
     if mode == "asymmetric":
@@ -269,9 +269,9 @@ def _nearest(positions: np.ndarray, mode: str) -> np.ndarray:
 
 
 def taps(positions: np.ndarray, extent: int, scale: float, interpolation: Interpolation) -> tuple[np.ndarray, np.ndarray]:
-    """The elements that each output reads and their weights: ``[taps, outputs]`` each.
+    """Return the elements that each output reads and their weights: ``[taps, outputs]`` each.
 
-    With ``antialias`` and a scale below one the filter is stretched by 1 / scale.
+    With ``antialias`` and a scale below one, the filter is stretched by 1 / scale.
     """
     stretch = 1.0 / scale if interpolation.antialias and scale < 1 else 1.0
     support = (2.0 if interpolation.mode == "cubic" else 1.0) * stretch
@@ -288,7 +288,7 @@ def taps(positions: np.ndarray, extent: int, scale: float, interpolation: Interp
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """The cubic convolution kernel (Keys, 1981)."""
+    """Return the cubic convolution kernel (Keys, 1981)."""
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = a * (((distance - 5) * distance + 8) * distance - 4)
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
@@ -297,5 +297,5 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 @replaces("Resize", by=FUSED_RESIZE)
 @replaces(RESIZE_GRAD, by=FUSED_RESIZE_GRAD)
 def has_kernel(node: ir.Node) -> bool:
-    """Whether a node of float32 has no region of interest."""
+    """True if a node of float32 has no region of interest."""
     return bool(attribute_value(node, "coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize")
