@@ -1,10 +1,10 @@
-"""Updates of the state in place: an optimizer's update is taken out of the step's graph, and writes over what it reads.
+"""In-place updates of the state: an optimizer's update is removed from the step's graph, and overwrites its operands.
 
-A graph makes new values and leaves old ones alone; with a copy of every parameter and slot beside the new one, a step takes twice
-the state's memory. What an update reads beside the state, gradients above all, becomes an output of the graph instead. The runner
-looks at the loss, and then runs the updates, when nothing reads the old values any more. All of them run in one call, which also
-copies small next values, such as the step's number, over the present ones: most parameters of a model are too small to be worth a
-call each, and an interrupt is heard before the call or after it, with a state that is whole.
+A graph makes new values and keeps old ones; with a copy of every parameter and slot, a step needs twice the memory of the state.
+Here, the other operands of an update, mainly gradients, become outputs of the graph instead. The runner checks the loss, and then
+runs the updates, when nothing reads the old values any more. All of them run in one call, which also copies small next values,
+such as the step counter, over the present ones. Most parameters are too small for a call each, and an interrupt arrives before or
+after the call, when the state is complete.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Tensors = MutableMapping[str, torch.Tensor]
 
 COUNTERS = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32)
 MOST_COPIED = 1024
-"""Elements of a state entry up to which its next value is copied over the present one."""
+"""The number of elements up to which a state entry's next value is copied over the present one."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """A call of the kernel that computes the next values of state entries over their present ones: one program over many groups.
+    """A kernel call that overwrites state entries with their next values: one program over many groups.
 
     Attributes:
-        operands: names of state entries, or of outputs of the graph: those of each group, one group after another.
-        width: the number of operands of a group.
-        targets: which operands of a group are written, in the order of the program's results.
-        constants, program: as the elementwise kernel takes them.
+        operands: names of state entries or outputs of the graph, group after group.
+        width: number of operands per group.
+        targets: positions of the written operands in a group, in the order of the program's results.
+        constants, program: arguments of the elementwise kernel.
     """
 
     operands: tuple[str, ...]
@@ -58,7 +58,7 @@ class Update:
 
     @property
     def groups(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-        """Of each group its operands, and those of them that are written."""
+        """The operands of each group, and those that are written."""
         groups = [self.operands[start : start + self.width] for start in range(0, len(self.operands), self.width)]
         return tuple((group, tuple(group[target] for target in self.targets)) for group in groups)
 
@@ -67,9 +67,9 @@ class StateUpdate:
     """Updates that run in one call.
 
     Args:
-        updates: what the elementwise kernel computes.
-        copied: for state entries, the output that holds their next value, which is copied over the present one.
-        increments: for state entries of integers, what is added to them.
+        updates: updates by the elementwise kernel.
+        copied: state entry -> output with its next value, which is copied over the present one.
+        increments: integer state entry -> number to add.
 
     Attributes:
         entries: the state entries that are written.
@@ -102,7 +102,7 @@ class StateUpdate:
 
 
 class TakenUpdate(Protocol):
-    """What was taken out of a step's graph, and runs after it.
+    """An update that was removed from a step's graph, and runs after it.
 
     Attributes:
         entries: the state entries that are written.
@@ -116,7 +116,7 @@ class TakenUpdate(Protocol):
 
 
 def run_taken(update: TakenUpdate, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
-    """Run an update that was taken out of the step's graph.
+    """Run an update that was removed from the step's graph.
 
     Raises:
         EngineError: it failed, and may have changed a part of the state.
@@ -132,31 +132,31 @@ def run_taken(update: TakenUpdate, state: Mapping[str, torch.Tensor], results: M
 
 
 def copied_entries(entries: Iterable[Entry], following: Mapping[str, str]) -> dict[str, str]:
-    """The state entries whose next value is better copied than kept in place of the present one, each with its output.
+    """Return the state entries to copy the next value over, each with its output.
 
     Args:
-        entries: those that are no updates.
-        following: for state entries, the output that is their next value.
+        entries: state entries without an update.
+        following: state entry -> output with its next value.
     """
     return {entry.name: following[entry.name] for entry in entries if entry.name in following and _is_small(entry)}
 
 
 def _is_small(entry: Entry) -> bool:
-    """Whether an entry has few elements; images and kernels, which have an order in memory of their own, are left out."""
+    """True if an entry has few elements; images and kernels are excluded because they have their own memory layout."""
     extents = [extent for extent in entry.extents if isinstance(extent, int)]
     return len(extents) == len(entry.extents) < 4 and math.prod(extents) <= MOST_COPIED
 
 
 def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> list[Update]:
-    """Take the nodes that update state entries by elementwise arithmetic out of a step's graph, in place.
+    """Remove the nodes that update state entries by elementwise arithmetic from a step's graph, in place.
 
     Args:
-        graph: the fused graph of a step; its inputs have the names of the state entries that they are.
-        names: of the graph's outputs, in their order; changed with them.
-        updates: for state entries, the output that is their next value.
+        graph: the fused graph of a step; its inputs have the names of the state entries.
+        names: names of the graph's outputs, in order; updated.
+        updates: state entry -> output with its next value.
 
     Returns:
-        The updates. The graph has lost the outputs that they compute, and gained those that they read.
+        The updates. In the graph, their operands replace their results as outputs.
     """
     following = {output: entry for entry, output in updates.items()}
     named = list(zip(graph.outputs, names, strict=True))
@@ -199,13 +199,13 @@ def take_updates(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) 
 
 
 def take_increments(graph: ir.Graph, names: list[str], updates: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Take the nodes that add a constant to integers of the state, such as the step's number, out of a step's graph, in place.
+    """Remove the nodes that add a constant to integers of the state, such as the step counter, from a step's graph, in place.
 
     Args:
-        graph, names, updates: as ``take_updates`` takes them; the graph loses the outputs that are taken.
+        graph, names, updates: as for ``take_updates``; the graph loses the removed outputs.
 
     Returns:
-        What is added to each of these entries.
+        The number to add to each of these entries.
     """
     following = {output: entry for entry, output in updates.items()}
     named = list(zip(graph.outputs, names, strict=True))
@@ -229,7 +229,7 @@ def take_increments(graph: ir.Graph, names: list[str], updates: Mapping[str, str
 
 
 def _added(node: ir.Node, entry: str) -> torch.Tensor | None:
-    """What a node adds to the present value of a state entry of integers, where that is a constant and all that it does."""
+    """Return the constant that a node adds to the present value of an integer state entry; None for other nodes."""
     if node.op_type != "Add" or node.domain != "":
         return None
     for present, other in (node.inputs, node.inputs[::-1]):
@@ -242,17 +242,17 @@ def _added(node: ir.Node, entry: str) -> torch.Tensor | None:
 
 
 def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """The values that are there once."""
+    """Return the values that occur once."""
     return {value for value, count in Counter(values).items() if count == 1}
 
 
 def lying_in_inputs(graph: ir.Graph, names: list[str], written: Collection[str]) -> list[str]:
-    """The outputs, by their ``names``, that may lie in the memory of an input out of ``written``: as itself, or as a view."""
+    """Return the outputs, by ``names``, that may share the memory of an input in ``written``: as itself, or as a view."""
     return _lying_in(graph, names, {value for value in graph.inputs if value.name in written})
 
 
 def lying_in_exchange_buffers(graph: ir.Graph, names: list[str]) -> list[str]:
-    """The outputs, by their ``names``, that may lie in a buffer of an exchange, which the next step writes over."""
+    """Return the outputs, by ``names``, that may share a buffer of an exchange, which the next step overwrites."""
     finishing = [node for node in graph if ALL_REDUCE_FINISH.is_of(node) or REDUCE_SCATTER_FINISH.is_of(node)]
     return _lying_in(graph, names, {value for node in finishing for value in node.outputs})
 
@@ -261,7 +261,7 @@ def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list
     for node in graph:
         if not may_share_memory(node):
             continue
-        # Bodies read values that are no inputs of their node.
+        # Bodies read values that are not inputs of their node.
         has_bodies = bool(bodies(node))
         if has_bodies or any(value in sharing for value in node.inputs):
             sharing.update(node.outputs)
@@ -269,7 +269,7 @@ def _lying_in(graph: ir.Graph, names: list[str], sharing: set[ir.Value]) -> list
 
 
 def copy_out_of(state: Iterable[torch.Tensor], results: Tensors, names: Iterable[str]) -> None:
-    """Copy, of the ``results`` with these names, those that lie in the memory of ``state``, which is about to be written over."""
+    """Copy the ``results`` with these names that share the memory of ``state``, which is about to be overwritten."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in state}
     for name in names:
         if name in results and results[name].untyped_storage().data_ptr() in storages:
@@ -277,7 +277,7 @@ def copy_out_of(state: Iterable[torch.Tensor], results: Tensors, names: Iterable
 
 
 def _entries(node: ir.Node, written: Mapping[ir.Value, str], inputs: Mapping[str, ir.Value]) -> list[str] | None:
-    """The state entries that a node computes the next values of, where it reads their present ones and does nothing else."""
+    """Return the state entries whose next values a node computes from their present ones, if it does nothing else."""
     if not FUSED_ELEMENTWISE.is_of(node):
         return None
     entries = []
@@ -293,7 +293,7 @@ def _entries(node: ir.Node, written: Mapping[ir.Value, str], inputs: Mapping[str
 
 
 def _independent(chosen: dict[ir.Node, list[str]], inputs: Mapping[str, ir.Value]) -> dict[ir.Node, list[str]]:
-    """Leave out updates that read what another one writes over: they run with the graph, before any."""
+    """Remove updates whose operands another one overwrites: they run inside the graph, before any."""
     owners = {entry: node for node, entries in chosen.items() for entry in entries}
     present = {inputs[entry]: owner for entry, owner in owners.items()}
     return {
@@ -304,10 +304,10 @@ def _independent(chosen: dict[ir.Node, list[str]], inputs: Mapping[str, ir.Value
 
 
 def _joined(updates: list[Update]) -> list[Update]:
-    """Updates that run the same program over operands of their own as one."""
+    """Combine updates that run the same program over different operands."""
     alike: dict[tuple[object, ...], list[Update]] = {}
     for update in updates:
-        # By their digits: zeros of both signs differ, NaN is the same.
+        # Compared as text: zeros of different sign differ, and NaN equals NaN.
         key = (update.width, update.targets, tuple(map(repr, update.constants)), update.program)
         alike.setdefault(key, []).append(update)
     return [

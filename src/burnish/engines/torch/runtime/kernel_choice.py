@@ -1,12 +1,12 @@
-"""The choice between several ways to compute the same: measured once on a machine, and remembered in a file.
+"""The choice between several ways to compute the same, measured once on a machine and remembered in a file.
 
-Ways differ in the order in which they add up, and so in the last bits of what they give. A choice that another run would not find
-again could therefore not be resumed bit for bit. So a way is only measured where the choice is remembered: where the file is
-switched off or cannot be written, the usual way is taken.
+Ways differ in the order of summation, and so in the last bits of their results. If another run made another choice, training
+could not be resumed bit for bit. So a way is measured only if the choice can be remembered; if the file is disabled or cannot be
+written, the usual way is taken.
 
-The file is JSON, in the folder that holds the engine's other files. ``BURNISH_KERNEL_CHOICES`` names another file, or is ``off``.
-What is not of its form counts as nothing remembered, and is replaced. Processes that want the same choice at once measure it
-once: one holds the lock, the others read what it found.
+The file is JSON, in the folder of the engine's other files. ``BURNISH_KERNEL_CHOICES`` names another file, or is ``off``.
+Malformed content is ignored and replaced. If several processes need the same choice at once, one holds the lock and measures, and
+the others read its result.
 """
 
 from __future__ import annotations
@@ -35,44 +35,43 @@ FORMAT = 1
 
 MOST_CHOICES = 4096
 LARGEST_FILE = 1 << 22
-"""Choices that are kept, the latest of them, and bytes of a file that is read."""
+"""The number of choices to keep, latest first, and the largest file to read, in bytes."""
 
 FAST_ENOUGH = 2e-4
-"""Seconds of the usual way up to which it stays."""
+"""Seconds of the usual way up to which no other is considered."""
 
 GAIN = 0.8
-"""Another way is taken where it needs at most this share of the usual one's time: noise decides nothing."""
+"""Another way must need at most this share of the usual one's time, so that noise decides nothing."""
 
 HOPELESS, SLOWER = 8.0, 2.0
-"""By how many times a way may be slower than the best, in a trial with a part of the operands, and in a run with all of them."""
+"""Factors by which a way may be slower than the best: in a trial with a part of the operands, and in a full run."""
 
 NOISE = 1e-2
-"""Seconds that a run may take longer besides: what is made for a shape is made in the first, and another process may have the
-core for a while."""
+"""Seconds added to these limits: the first run of a shape includes setup, and another process may occupy the core."""
 
 ROUNDS, LONG = 8, 0.4
-"""Further runs of those that are near the best, and seconds after which there are no more."""
+"""The number of additional runs of the best ways, and the seconds after which there are no more."""
 
 ENOUGH = 3
-"""Further runs after which the usual way stays where no other is quicker by as much as ``GAIN``."""
+"""The number of additional runs after which the usual way is kept if no other reaches ``GAIN``."""
 
 _log = logging.getLogger("burnish")
 _measuring = threading.Lock()
 _remembered: dict[tuple[Path, str], dict[str, str]] = {}
-"""By file and circumstances, what this process has read or found."""
+"""Choices that this process has read or made, by file and circumstances."""
 
 
 def choose(key: str, ways: Sequence[str], sources: Sequence[Path], measure: Callable[[], str]) -> str:
-    """The way to take, by its name.
+    """Return the name of the way to take.
 
     Args:
-        key: what is computed: operation, sizes, element type, threads.
-        ways: the names of all there are, the usual one first.
-        sources: files that implement them: choices are forgotten when they change.
-        measure: finds the quickest.
+        key: description of the computation: operation, sizes, element type, threads.
+        ways: names of all ways, the usual one first.
+        sources: files that implement them: a change of these discards choices.
+        measure: a function that returns the fastest way.
 
     Returns:
-        The way that is remembered, or the one that ``measure`` finds, which is remembered then; the usual one where it cannot be.
+        The remembered way, or the result of ``measure``, which is then remembered; the usual way if it cannot be.
     """
     path = file()
     if path is None:
@@ -83,7 +82,7 @@ def choose(key: str, ways: Sequence[str], sources: Sequence[Path], measure: Call
         if here.get(key) in ways:
             return here[key]
         try:
-            here |= _read(path).get(where, {})  # files come there whole: this takes no lock, nor a folder to write to
+            here |= _read(path).get(where, {})  # files are replaced atomically: reading takes no lock, nor a writable folder
             if here.get(key) in ways:
                 return here[key]
             if path.parent == cache_folder():
@@ -103,14 +102,14 @@ def choose(key: str, ways: Sequence[str], sources: Sequence[Path], measure: Call
 
 
 def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Callable[[], object]] | None = None) -> str:
-    """Run all ways, and return the name of the quickest; the first one is the usual one.
+    """Run all ways, and return the name of the fastest; the first one is the usual one.
 
     Args:
-        ways: what is to be run, by name.
-        trials: the same with a part of the operands, run first: a way that is far behind there is not run as a whole.
+        ways: functions to run, by name.
+        trials: the same with a part of the operands, run first: a way that is far slower there gets no full run.
 
     Raises:
-        RuntimeError: the usual way fails, and so do all others. A way that fails where another does not is out.
+        RuntimeError: all ways fail. If only some fail, they are excluded.
     """
     usual = next(iter(ways))
     left = ways
@@ -130,13 +129,13 @@ def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Call
 
 
 def _first_runs(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The seconds of each way that does not fail."""
+    """Return the seconds of each way that does not fail."""
     found: dict[str, float] = {}
     failure: Exception | None = None
     for name, run in ways.items():
         try:
             found[name] = _seconds(run)
-        except (RuntimeError, MemoryError) as error:  # such as memory that is not there
+        except (RuntimeError, MemoryError) as error:  # such as missing memory
             failure = error
     if not found:
         assert failure is not None
@@ -145,12 +144,12 @@ def _first_runs(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _again(found: Mapping[str, float], ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The shorter of what was found and another run, for those that are near the best; the others are as they were."""
+    """Run the ways that are near the best once more, and return the shorter times."""
     return {**found, **{name: min(found[name], _seconds(ways[name])) for name in _near(found, SLOWER)}}
 
 
 def _near(found: Mapping[str, float], limit: float) -> list[str]:
-    """Those that take at most so many times as long as the best, or a little more."""
+    """Return the ways that take at most ``limit`` times as long as the best, or slightly more."""
     least = limit * min(found.values()) + NOISE
     return [name for name, seconds in found.items() if seconds <= least]
 
@@ -162,13 +161,14 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _clock() -> float:
-    """Seconds that this thread has run for, so that it matters little who else has the cores: it takes part in all that PyTorch's
-    threads share, and waits for them without sleeping, but for a while."""
+    """Return the seconds for which this thread has run, to be independent of other load: it takes part in all parallel work of
+    PyTorch, and mostly waits for other threads without sleeping.
+    """
     return time.thread_time()
 
 
 def file() -> Path | None:
-    """Where choices are remembered; None where they are switched off."""
+    """Return the file with the choices; None if it is disabled."""
     named = os.environ.get(VARIABLE)
     if named == "off":
         return None
@@ -177,7 +177,7 @@ def file() -> Path | None:
 
 @functools.cache
 def circumstances(sources: tuple[Path, ...]) -> str:
-    """What choices depend on beside their key, as one name: the processor, PyTorch, and the ways themselves."""
+    """Return a name for everything else that choices depend on: the processor, PyTorch, and the implementations."""
     parts = [model_name(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
     parts += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("ONEDNN_", "DNNL_", "MKL_"))]
     parts += [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]
@@ -185,7 +185,7 @@ def circumstances(sources: tuple[Path, ...]) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
-    """The choices of a file; none where there is no such file, or where it is not of the form."""
+    """Return the choices in a file; empty if it does not exist or is malformed."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             return {}
@@ -203,7 +203,7 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _write(path: Path, choices: dict[str, dict[str, str]]) -> None:
-    """Write a file whole or not at all; of too many choices the oldest are left out."""
+    """Write a file atomically, without the oldest choices if there are too many."""
     entries = [(where, key, way) for where, found in choices.items() for key, way in found.items()]
     kept: dict[str, dict[str, str]] = {}
     for where, key, way in entries[-MOST_CHOICES:]:

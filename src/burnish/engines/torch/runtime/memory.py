@@ -1,10 +1,10 @@
-"""Pages that are kept: tensors of a step get the memory of the step before, instead of fresh pages from the operating system.
+"""Kept pages: tensors of a step reuse the memory of the previous step, instead of new pages from the operating system.
 
-glibc gives every large block back as soon as it is free, and a fresh page costs as much as filling it: a quarter to a half of a
-step. Where the engine's own kernels are there, the large CPU tensors of burnish's graphs come from an allocator of theirs
-(``allocator.cpp``), and all others from where they came before. It also refuses what the machine, or a limit of the
-process's control groups, has no memory for: the system would end the process. Elsewhere glibc is told to keep its heap, which
-holds for the whole process, and nothing is refused.
+glibc returns every large block when it is freed, and a new page costs as much as filling it: a quarter to a half of a step. With
+the engine's own kernels, large CPU tensors of burnish's graphs come from an allocator among these (``allocator.cpp``), and all
+others from the usual one. It also refuses allocations that exceed the memory of the machine or a limit of the process's control
+groups, for which the system would kill the process. Without the kernels, glibc is told to keep its heap, for the whole process,
+and nothing is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from burnish.engines.torch import native as kernels
 from burnish.engines.torch.native import Use, declare_kernel
 
-# From malloc.h. No block is mapped on its own, and what is free at the top of the heap is not given back.
+# From malloc.h: map no block separately, and do not return free memory at the top of the heap.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 KEPT_BYTES = 2**31 - 1
 LONGEST_NAME = 1024
@@ -33,10 +33,10 @@ declare_kernel("allocator", "keep_pages() -> bool", use=Use.ALL)
 
 
 class KeptPages:
-    """A context in which this thread's large CPU tensors come from the pages that are kept.
+    """A context in which this thread's large CPU tensors come from kept pages.
 
     Attributes:
-        address: of the C function that enters it, given 1, and leaves it, given 0.
+        address: address of the C function that enters it, given 1, and leaves it, given 0.
     """
 
     __slots__ = ("_serve", "address")
@@ -53,11 +53,11 @@ class KeptPages:
 
 
 class Room(NamedTuple):
-    """How much more memory a process may use.
+    """The memory that a process may still use.
 
     Attributes:
-        size: in bytes, before what is kept in reserve.
-        of: the limit that says so.
+        size: bytes, including the reserve.
+        of: name of the limit.
     """
 
     size: int
@@ -65,10 +65,10 @@ class Room(NamedTuple):
 
 
 def keep_pages(owner: object | None = None) -> AbstractContextManager[None]:
-    """Keep the memory of large tensors as long as ``owner`` lives, None for good.
+    """Keep the memory of large tensors while ``owner`` lives; permanently for None.
 
     Returns:
-        The context in which such tensors come from it; one that does nothing where the C library keeps its own, or nothing does.
+        The context in which such tensors use it; an empty context if the C library or nothing keeps memory.
     """
     library = allocator()
     if library is None:
@@ -82,21 +82,23 @@ def keep_pages(owner: object | None = None) -> AbstractContextManager[None]:
 
 @functools.cache
 def allocator() -> ctypes.PyDLL | None:
-    """The functions of the allocator, which stands in PyTorch's place from now on; None where it cannot."""
+    """Return the functions of the allocator after it has replaced PyTorch's; None if that is impossible."""
     if not (kernels.is_obtainable("allocator") and kernels.available("allocator") and torch.ops.burnish.keep_pages()):
         return None
-    library = ctypes.PyDLL(str(kernels.library("allocator")))  # which keeps the interpreter's lock: they return at once
+    library = ctypes.PyDLL(str(kernels.library("allocator")))  # holds the interpreter's lock: these functions return at once
     library.burnish_serve.argtypes, library.burnish_serve.restype = [ctypes.c_int], None
     library.burnish_keep_for.argtypes, library.burnish_keep_for.restype = [ctypes.c_int], None
     library.burnish_in_use.argtypes, library.burnish_in_use.restype = [], ctypes.c_size_t
     library.burnish_memory_left.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     library.burnish_memory_left.restype = ctypes.c_size_t
-    library.burnish_serve(0)  # only where a graph runs
+    library.burnish_serve(0)  # only while a graph runs
     return library
 
 
 def memory_left(root: str = "") -> Room | None:
-    """Return what the allocator finds to be left, with ``root`` in front of the system's paths; None where it is not there."""
+    """Return the remaining memory according to the allocator, with ``root`` before the system's paths; None without an
+    allocator.
+    """
     library = allocator()
     if library is None:
         return None
@@ -106,7 +108,7 @@ def memory_left(root: str = "") -> Room | None:
 
 
 def release_unused() -> None:
-    """Give the heap's unused pages back: those that making a program and its first state took, as much as the state itself."""
+    """Return unused heap pages to the system: making a program and its initial state took as many as the state itself."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
@@ -114,7 +116,7 @@ def release_unused() -> None:
 
 @functools.cache
 def _keep_heap() -> bool:
-    """Tell the C library to keep its pages; glibc alone takes it."""
+    """Tell the C library to keep its pages; only glibc supports it."""
     library = _glibc()
     if library is None:
         return False

@@ -1,4 +1,4 @@
-"""What makes a PyTorch graph of an ONNX graph: the walk, the registry of its rules, and the rules of plain operators.
+"""Translation of ONNX graphs into PyTorch graphs: the walk, the registry of its rules, and the rules of plain operators.
 
-Rules that call the engine's own kernels, or choose between ways to compute the same, stand in ``bindings``.
+Rules that call the engine's own kernels, or choose between implementations, are in ``bindings``.
 """

@@ -1,4 +1,4 @@
-"""Element types of ONNX, numpy and PyTorch, and arrays of each as the other; bfloat16 through its bits."""
+"""Element types of ONNX, numpy and PyTorch, and conversion of arrays; bfloat16 through its bits."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BYTES = {
     **dict.fromkeys((ir.DataType.INT2, ir.DataType.INT4), ir.DataType.INT8),
     **dict.fromkeys((ir.DataType.UINT2, ir.DataType.UINT4), ir.DataType.UINT8),
 }
-"""What holds the numbers of weights in fewer bits."""
+"""Byte types for numbers with fewer bits."""
 
 
 def torch_dtype(dtype: ir.DataType, what: str = "A value of the graph") -> torch.dtype:
-    """PyTorch's element type.
+    """Return PyTorch's element type.
 
     Raises:
         EngineError: PyTorch has none, as for strings; ``what`` names the value.
@@ -47,13 +47,13 @@ def torch_dtype(dtype: ir.DataType, what: str = "A value of the graph") -> torch
 
 
 def in_bytes(array: np.ndarray, dtype: ir.DataType) -> tuple[np.ndarray, ir.DataType]:
-    """A constant of integers that are narrower than a byte as one of bytes, and its type; any other as it is."""
+    """Return a constant of integers narrower than a byte as bytes, with its type; any other unchanged."""
     wider = BYTES.get(dtype)
     return (array, dtype) if wider is None else (array.astype(wider.numpy()), wider)
 
 
 def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:
-    """A tensor on the CPU with a copy of the array."""
+    """Return a CPU tensor with a copy of the array."""
     array = np.array(array, order="C")
     if dtype == ir.DataType.BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -61,10 +61,10 @@ def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:
 
 
 def mapped_tensor_of(array: np.ndarray, dtype: ir.DataType, device: torch.device) -> torch.Tensor:
-    """A tensor that shares its memory with an array in a mapped file.
+    """Return a tensor that shares its memory with an array in a mapped file.
 
     Raises:
-        EngineError: the device has memory of its own.
+        EngineError: the device has its own memory.
     """
     if device.type != "cpu":
         raise EngineError(
@@ -77,12 +77,12 @@ def mapped_tensor_of(array: np.ndarray, dtype: ir.DataType, device: torch.device
 
 
 def view_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
-    """An array of a tensor's elements, to read now: it may share the tensor's memory."""
+    """Return an array of a tensor's elements for immediate use: it may share the tensor's memory."""
     return tensor.numpy() if tensor.is_cpu and dtype != ir.DataType.BFLOAT16 else array_of(tensor, dtype)
 
 
 def array_of(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
-    """An array with a copy of the tensor, wherever it lies and however it is laid out."""
+    """Return an array with a copy of the tensor, from any device and layout."""
     tensor = tensor.detach() if tensor.is_cpu else tensor.detach().cpu()
     if dtype == ir.DataType.BFLOAT16:
         return tensor.contiguous().view(torch.int16).numpy().view(dtype.numpy()).copy()

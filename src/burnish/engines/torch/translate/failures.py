@@ -1,7 +1,7 @@
-"""Where in a model a graph failed: found out when it has failed, at no cost to a graph that runs.
+"""Find the place in a model where a graph failed, at no cost to graphs that succeed.
 
-Each call that a translation records says which node it is for. The code that PyTorch generates of the calls has one line for
-each, which begins with the call's name, so that the traceback of an error leads back to the node.
+Each recorded call names its node. PyTorch generates one line of code for each call, which starts with the call's name, so the
+traceback of an error leads back to the node.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from burnish.graph import describe_lookup
 from burnish.graph.annotations import source_of
 
 PLACE = "burnish.place"
-"""What a recorded call's ``meta`` says it is for: a node, and the node of the model that it computes a part of."""
+"""The key in a recorded call's ``meta`` of a node, and the node of the model that it belongs to."""
 
 SOURCE = "burnish.source"
-"""The latter alone."""
+"""The key of the latter only."""
 
 
 def note_place(graph: fx.Graph, node: ir.Node) -> None:
-    """Let the calls at the end of the graph that say nothing yet be for this node."""
+    """Assign this node to the calls at the end of the graph that have none."""
     place = None
     for call in reversed(graph.nodes):
         if PLACE in call.meta or call.op == "placeholder":
@@ -36,9 +36,9 @@ def note_place(graph: fx.Graph, node: ir.Node) -> None:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the node at which a translated graph raised an error, or None where it was not raised inside one.
+    """Return the node at which a translated graph raised an error, or None if the error is not from a graph.
 
-    Of a body within a node, such as that of ``Loop``, it is the node of the body.
+    For a body of a node, such as ``Loop``, it is the node in the body.
     """
     place: str | None = None
     for call, _ in _calls(error):
@@ -47,7 +47,7 @@ def place_of(error: BaseException) -> str | None:
 
 
 def refused_index(error: BaseException) -> tuple[int, int] | None:
-    """Return the first index that a lookup of rows was refused for, and how many rows there are; None where it was none."""
+    """Return the first invalid index of a row lookup, and the number of rows; None for other errors."""
     lookups = []
     for call, values in _calls(error):
         if call.target is torch.index_select:
@@ -55,7 +55,7 @@ def refused_index(error: BaseException) -> tuple[int, int] | None:
             lookups.append((data, call.args[1], indices))
     traceback = error.__traceback__
     while traceback is not None:
-        # A rule that is called while the graph runs, where the extents are not known before.
+        # A rule that is called at run time, because extents were unknown before.
         values = traceback.tb_frame.f_locals
         lookups.append((values.get("data"), values.get("axis"), values.get("indices")))
         traceback = traceback.tb_next
@@ -65,13 +65,13 @@ def refused_index(error: BaseException) -> tuple[int, int] | None:
             outside = indices[(indices < 0) | (indices >= extent)]
             if len(outside):
                 index = int(outside[0])
-                # One below zero was counted from the end, and the extent was added to it.
+                # A negative index was counted from the end: the extent was added to it.
                 return (index if index >= 0 else index - extent), extent
     return None
 
 
 def _calls(error: BaseException) -> Iterator[tuple[fx.Node, Mapping[str, Any]]]:
-    """The calls of translated graphs that an error went through, from the outermost, each with the values that were there."""
+    """Yield the calls of translated graphs in an error's traceback, the outermost first, with their local variables."""
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -86,12 +86,12 @@ def _calls(error: BaseException) -> Iterator[tuple[fx.Node, Mapping[str, Any]]]:
 
 
 def failure(graph: str, error: Exception, place: str | None) -> EngineError:
-    """Return what is said of an error that PyTorch raised while it ran a graph.
+    """Return the error to raise for an error of PyTorch in a graph.
 
     Args:
-        graph: its name.
-        error: what PyTorch raised.
-        place: the node at which it did; None where that is not known.
+        graph: name of the graph.
+        error: error of PyTorch.
+        place: the failing node; None if unknown.
     """
     reason = " ".join(str(error).split()).rstrip(".")
     if (refused := refused_index(error)) is not None:

@@ -1,8 +1,8 @@
 """Numbers that a graph computes with on the host: extents, shapes, axes, counts.
 
-ONNX computes shapes with tensors; PyTorch takes them as Python integers. A small integer value whose elements are known, or
-come from the extents of a tensor, is carried as a ``Host``: its elements are Python numbers, or proxies of such in the traced
-program. Nothing is emitted for what is known, and no tensor is made or read back for the rest.
+ONNX computes shapes with tensors; PyTorch takes them as Python integers. A small integer value whose elements are known, or come
+from the extents of a tensor, is held as a ``Host``: its elements are Python numbers, or their proxies in the traced program.
+Known values emit nothing, and the others need no tensor and no readback.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import fx
 from burnish.graph import attribute_value
 
 Number = Any
-"""A Python number, or a proxy of one in the traced program."""
+"""A Python number, or its proxy in the traced program."""
 LONGEST = 64
-"""Longer constants are tensors only."""
+"""Longer constants are only tensors."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Host:
 
     Attributes:
         elements: Python numbers, or proxies of them.
-        rank: 0 (then there is one element) or 1.
-        dtype: of the ONNX value.
+        rank: 0 (with one element) or 1.
+        dtype: dtype of the ONNX value.
     """
 
     elements: tuple[Number, ...]
@@ -46,14 +46,14 @@ class Host:
 
     @staticmethod
     def of_array(array: np.ndarray, dtype: ir.DataType, longest: int = LONGEST) -> Host | None:
-        """A constant as host numbers, where it is small enough and of integers or truth values."""
+        """Return a constant as host numbers, if it is small and holds integers or booleans."""
         if array.ndim > 1 or array.size > longest or array.dtype.kind not in "iub":
             return None
         return Host(tuple(array.reshape(-1).tolist()), array.ndim, dtype)
 
 
 def extents(tensor: fx.Proxy, value: ir.Value) -> Host | None:
-    """The shape of a tensor: integers where they are known, else read from it; None where its rank is not known."""
+    """Return the shape of a tensor: known integers, or else numbers read from it; None if its rank is unknown."""
     if value.shape is None:
         return None
     elements = [
@@ -64,7 +64,7 @@ def extents(tensor: fx.Proxy, value: ir.Value) -> Host | None:
 
 
 def evaluate(node: ir.Node, operands: Sequence[Host | None]) -> Host | None:
-    """Compute a node on the host, where all its operands are there and the operator is one for shapes; else None."""
+    """Compute a node on the host, if all its operands are host numbers and its operator is for shapes; else None."""
     rule = _RULES.get(node.op_type) if node.domain == "" else None
     if rule is None or any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
         return None
@@ -88,7 +88,7 @@ def _elementwise(function: Callable[..., Number], dtype: ir.DataType | None = No
 
 
 def _quotient(left: Number, right: Number) -> Number:
-    """Integer division that rounds towards zero, as ONNX's does; shapes are not negative, where known numbers may be."""
+    """Integer division that rounds towards zero, like ONNX's; shapes are not negative, but known numbers may be."""
     if isinstance(left, int) and isinstance(right, int) and (left < 0) != (right < 0):
         return -(abs(left) // abs(right))
     return operator.floordiv(left, right)

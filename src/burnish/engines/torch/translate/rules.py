@@ -1,6 +1,6 @@
-"""What an ONNX operator becomes: the registry of rules, and what a rule is given to work with.
+"""The registry of rules that translate ONNX operators, and the interface for rules.
 
-A rule is written with PyTorch's functions, applied to proxies: what it calls is recorded, one call per ATen operator.
+A rule applies PyTorch's functions to proxies: its calls are recorded, one per ATen operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 
 
 def translates(*operators: str | SemanticOperator | EngineOperator, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
-    """Register a rule for operators: semantic ones, the engine's own, or those of a domain by name, from a version of it on."""
+    """Register a rule for operators: semantic ones, the engine's own, or those of a domain by name, from one of its
+    versions on.
+    """
 
     def register(rule: Rule) -> Rule:
         for operator in operators:
@@ -43,20 +45,20 @@ def translates(*operators: str | SemanticOperator | EngineOperator, domain: str 
 
 
 def find_rule(node: ir.Node, opset: int) -> Rule | None:
-    """The rule of a node, by domain, operator and version."""
+    """Return the rule of a node, by domain, operator and version."""
     return next((rule for since, rule in _RULES.get((node.domain, node.op_type), ()) if since <= opset), None)
 
 
 def translated_operators(domain: str = "") -> frozenset[str]:
-    """The operators of a domain that have a rule."""
+    """Return the operators of a domain that have a rule."""
     return frozenset(op_type for owner, op_type in _RULES if owner == domain)
 
 
 def checked_results(node: ir.Node, results: Any) -> tuple[Any, ...]:
-    """Return what a rule gives for each output of a node; None for one that nothing reads.
+    """Return a rule's result for each output of a node; None for one that nothing reads.
 
     Raises:
-        EngineError: an output is read, and the rule gives nothing for it.
+        EngineError: an output is read, but the rule returns nothing for it.
     """
     given = results if isinstance(results, tuple) else (results,)
     complete = (*given, *(None for _ in node.outputs))[: len(node.outputs)]
@@ -70,38 +72,38 @@ def checked_results(node: ir.Node, results: Any) -> tuple[Any, ...]:
 
 
 class NotKnownYet(Exception):
-    """A rule asks for what is known only when the graph runs: the node waits until then (``translation.Late``)."""
+    """A rule needs a value that is only known at run time: the node is translated then (``translation.Late``)."""
 
 
 class Operands(Protocol):
-    """What a rule's questions about values are answered from: a translation, or the tensors of a run."""
+    """The source of answers to a rule's questions about values: a translation, or the tensors of a run."""
 
     device: torch.device
     opset: int
     communicator: Communicator | None
     started: dict[ir.Value, torch.nn.Module]
-    """By its value, what began an exchange that another node waits for."""
+    """The start of each exchange that another node waits for, by its value."""
 
     def tensor(self, value: ir.Value) -> Any:
-        """The value as a tensor, or a proxy of one."""
+        """Return the value as a tensor, or a proxy of one."""
         ...
 
     def host(self, value: ir.Value) -> Host | None:
-        """The value as host numbers, or None for what is a tensor alone."""
+        """Return the value as host numbers, or None if it is only a tensor."""
         ...
 
     def number(self, value: ir.Value) -> Number | None:
-        """The value as one number, where it is of rank 0 and known to the host."""
+        """Return the value as one number, if it has rank 0 and the host knows it."""
         ...
 
     def constant(self, value: ir.Value) -> np.ndarray | None:
-        """The value as an array, where it is known."""
+        """Return the value as an array, if it is known."""
         ...
 
     def dtype(self, value: ir.Value) -> ir.DataType | None: ...
 
     def extents(self, value: ir.Value) -> list[Any] | None:
-        """The shape as host integers; None where not even the rank is known."""
+        """Return the shape as host integers; None if the rank is unknown."""
         ...
 
     def module(self, module: torch.nn.Module, operands: Sequence[ir.Value]) -> Any:
@@ -110,7 +112,7 @@ class Operands(Protocol):
 
 
 class Call:
-    """One node that is being translated: its operands, as a rule wants them, and its attributes."""
+    """A node that is being translated: its operands in the forms that rules need, and its attributes."""
 
     def __init__(self, node: ir.Node, operands: Operands):
         self.node = node
@@ -126,7 +128,7 @@ class Call:
 
     @property
     def communicator(self) -> Communicator | None:
-        """The other workers; None where there are none."""
+        """The connection to other workers; None if there are none."""
         return self._operands.communicator
 
     @property
@@ -137,36 +139,36 @@ class Call:
         return len(self.node.inputs)
 
     def has(self, index: int) -> bool:
-        """Whether the node has an operand at this place."""
+        """True if the node has an operand at this position."""
         return index < len(self.node.inputs) and self.node.inputs[index] is not None
 
     def value(self, index: int) -> ir.Value:
-        """The ONNX value of an operand that is there."""
+        """Return the ONNX value of a present operand."""
         value = self.node.inputs[index]
         assert value is not None
         return value
 
     def tensor(self, index: int = 0) -> torch.Tensor:
-        """An operand as a tensor: a proxy, which PyTorch's functions take as one."""
+        """Return an operand as a tensor: a proxy that PyTorch's functions accept."""
         return cast(torch.Tensor, self._operands.tensor(self.value(index)))
 
     def optional(self, index: int) -> torch.Tensor | None:
-        """An operand as a tensor, None where it is left out."""
+        """Return an operand as a tensor, or None if it is absent."""
         return self.tensor(index) if self.has(index) else None
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.tensor(index) for index in range(len(self))]
 
     def operand(self, index: int) -> Any:
-        """An operand of arithmetic: a Python number for a constant of rank 0, else a tensor."""
+        """Return an operand of arithmetic: a Python number for a constant of rank 0, else a tensor."""
         number = self._operands.number(self.value(index))
         return self.tensor(index) if number is None else number
 
     def integers(self, index: int, default: Sequence[int] | None = None) -> list[Any]:
-        """An operand as host integers, such as a shape; a tensor computed from data is read back, which waits for it.
+        """Return an operand as host integers, such as a shape; a tensor computed from data is read back, which synchronizes.
 
         Raises:
-            NotKnownYet: how many there are is known only when the graph runs.
+            NotKnownYet: their number is only known at run time.
         """
         if not self.has(index):
             if default is None:
@@ -185,24 +187,24 @@ class Call:
         return [numbers[position] for position in range(extents[0])]
 
     def host_integers(self, index: int) -> list[Any]:
-        """As ``integers``, for a rule that has to see what stands there, as a 0 in a shape has a meaning of its own.
+        """Like ``integers``, for a rule that must see the values, because for example a 0 in a shape has a special meaning.
 
         Raises:
-            NotKnownYet: they are computed from data; extents, known or not, are no such numbers.
+            NotKnownYet: they are computed from data; extents, known or not, are allowed.
         """
         if self._operands.host(self.value(index)) is None:
             raise NotKnownYet
         return self.integers(index)
 
     def known(self, index: int) -> np.ndarray | None:
-        """An operand as an array, where it is constant."""
+        """Return an operand as an array, if it is constant."""
         return self._operands.constant(self.value(index)) if self.has(index) else None
 
     def known_integers(self, index: int, default: Sequence[int]) -> list[int]:
-        """An operand as integers that are known; ``default`` where it is left out.
+        """Return an operand as known integers; ``default`` if it is absent.
 
         Raises:
-            NotKnownYet: they are computed when the graph runs.
+            NotKnownYet: they are computed at run time.
         """
         if not self.has(index):
             return list(default)
@@ -215,10 +217,10 @@ class Call:
         return [int(number) for number in found.elements]
 
     def known_array(self, index: int) -> np.ndarray:
-        """An operand as an array that is known.
+        """Return an operand as a known array.
 
         Raises:
-            NotKnownYet: it is computed when the graph runs.
+            NotKnownYet: it is computed at run time.
         """
         array = self.known(index)
         if array is None:
@@ -226,10 +228,10 @@ class Call:
         return array
 
     def dtype(self, index: int = 0) -> ir.DataType:
-        """The element type of an operand.
+        """Return the element type of an operand.
 
         Raises:
-            NotKnownYet: it is known only when the graph runs.
+            NotKnownYet: it is only known at run time.
         """
         dtype = self._operands.dtype(self.value(index))
         if dtype is None:
@@ -246,18 +248,18 @@ class Call:
         return torch_dtype(dtype)
 
     def rank(self, index: int = 0) -> int:
-        """The rank of an operand.
+        """Return the rank of an operand.
 
         Raises:
-            NotKnownYet: it is known only when the graph runs.
+            NotKnownYet: it is only known at run time.
         """
         return len(self.extents(index))
 
     def extents(self, index: int = 0) -> list[Any]:
-        """The shape of an operand as host integers.
+        """Return the shape of an operand as host integers.
 
         Raises:
-            NotKnownYet: not even the rank is known before the graph runs.
+            NotKnownYet: the rank is only known at run time.
         """
         found = self._operands.extents(self.value(index))
         if found is None:
@@ -265,10 +267,10 @@ class Call:
         return found
 
     def known_extents(self, index: int = 0) -> list[int]:
-        """The shape of an operand as integers that are known.
+        """Return the shape of an operand as known integers.
 
         Raises:
-            NotKnownYet: one of them is known only when the graph runs.
+            NotKnownYet: an extent is only known at run time.
         """
         found = self.extents(index)
         if not all(isinstance(extent, int) for extent in found):
@@ -276,16 +278,16 @@ class Call:
         return found
 
     def module(self, module: torch.nn.Module, operands: Sequence[ir.Value]) -> Any:
-        """Call a module on operands: what has no ATen operator, such as a loop."""
+        """Call a module on operands, for operators that ATen does not have, such as a loop."""
         return self._operands.module(module, operands)
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute; a default that is a fraction has the digits that the standard keeps of it, those of float32."""
+        """Return an attribute; a fractional default is rounded to float32, like the standard's."""
         found = attribute_value(self.node, name, default)
         return float(np.float32(found)) if isinstance(found, float) else found
 
     def is_read(self, index: int) -> bool:
-        """Whether an output is there and anything reads it."""
+        """True if an output exists and is read."""
         outputs = self.node.outputs
         return index < len(outputs) and (bool(outputs[index].uses()) or outputs[index].is_graph_output())
 
@@ -298,10 +300,9 @@ Returned = TypeVar("Returned")
 
 
 def records_one_call(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a graph that is being made record one call of a function, in place of the calls that the function makes.
+    """Make a graph that is being traced record one call of a function, instead of the calls inside it.
 
-    The graph calls the function itself, which then looks for no proxies. While the graph is made, what the function returns is a
-    proxy, be it of a tuple.
+    The graph calls the function itself, without proxies. During tracing, the function returns a proxy, even of a tuple.
     """
 
     @functools.wraps(function)
@@ -314,10 +315,10 @@ def records_one_call(function: Callable[Parameters, Returned]) -> Callable[Param
 
 
 def explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[Any]:
-    """The pads that an operator with windows declares, begins, then ends; those that ``auto_pad`` asks for are worked out.
+    """Return the pads of an operator with windows, begins, then ends; those for ``auto_pad`` are computed.
 
     Raises:
-        NotKnownYet: they depend on extents that are known only when the graph runs.
+        NotKnownYet: they depend on extents that are only known at run time.
     """
     automatic = op.attribute("auto_pad", "NOTSET")
     if automatic not in ("SAME_UPPER", "SAME_LOWER"):

@@ -1,8 +1,8 @@
-"""A translated graph of a forward and a backward pass, split in two: what PyTorch's autograd calls one after the other.
+"""Split a translated graph into a forward and a backward pass, which PyTorch's autograd calls separately.
 
-``burnish.Cotangents`` stands between the passes while the graph is rewritten and translated: it reads every result of the forward
-pass, and gives the cotangents that come in from outside. So whatever waits for a cotangent waits for the whole forward pass, and
-no fused kernel reaches across.
+``burnish.Cotangents`` separates the passes while the graph is rewritten and translated: it reads every result of the forward
+pass, and returns the incoming cotangents. So a node that needs a cotangent waits for the whole forward pass, and no fused kernel
+crosses the border.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Split(NamedTuple):
     """The two passes.
 
     Attributes:
-        forward: takes the inputs of the graph, and returns its results and after them what the backward pass reads.
-        backward: takes a list of what the forward pass returned for it, then of the cotangents, and returns the gradients. It
-            empties the list, so that what nobody else holds is freed as soon as the last node has read it.
+        forward: takes the inputs of the graph, and returns its results, followed by the values that the backward pass reads.
+        backward: takes a list of these values, followed by the cotangents, and returns the gradients. It empties the list, so
+            that a value without other references is freed after its last use.
     """
 
     forward: fx.GraphModule
@@ -38,15 +38,15 @@ class Split(NamedTuple):
 
 
 def emit_cotangents(builder: Builder, results: Sequence[ir.Value], differentiated: Sequence[ir.Value]) -> list[Tensor]:
-    """Emit what separates the passes.
+    """Emit the node that separates the passes.
 
     Args:
-        builder: emits at the end of the forward pass.
-        results: all that the forward pass returns.
-        differentiated: those of them that cotangents come in for.
+        builder: builder that emits at the end of the forward pass.
+        results: all results of the forward pass.
+        differentiated: results that have cotangents.
 
     Returns:
-        The cotangents, of the dtypes and shapes of ``differentiated``.
+        The cotangents, with the dtypes and shapes of ``differentiated``.
     """
     order = [*differentiated, *(value for value in results if value not in set(differentiated))]
     node = ir.Node(BURNISH_DOMAIN, COTANGENTS.name, order, num_outputs=len(differentiated))
@@ -73,9 +73,9 @@ def split(module: fx.GraphModule, results: int, cotangents: int) -> Split:
     """Split a translated graph.
 
     Args:
-        module: its outputs are the results of the forward pass, then the gradients.
-        results: how many results there are.
-        cotangents: how many cotangents come in.
+        module: graph whose outputs are the results of the forward pass, followed by the gradients.
+        results: number of results.
+        cotangents: number of cotangents.
     """
     nodes = list(module.graph.nodes)
     outputs: tuple[Any, ...] = nodes[-1].args[0]
@@ -98,7 +98,7 @@ def split(module: fx.GraphModule, results: int, cotangents: int) -> Split:
 
 
 def _needed(targets: Iterable[fx.Node], known: Iterable[fx.Node] = ()) -> set[fx.Node]:
-    """The nodes that targets are computed from, themselves among them, as far as nodes that are known."""
+    """Return the nodes that targets depend on, and the targets, up to known nodes."""
     known, needed, waiting = set(known), set(), list(targets)
     while waiting:
         node = waiting.pop()
@@ -109,7 +109,7 @@ def _needed(targets: Iterable[fx.Node], known: Iterable[fx.Node] = ()) -> set[fx
 
 
 def _arriving(nodes: Sequence[fx.Node], cotangents: int) -> dict[int, fx.Node]:
-    """By its position, what each cotangent is in the graph; those that no gradient reads are left out of it."""
+    """Return the graph's node for each cotangent, by position; those that no gradient reads are absent."""
     arriving: dict[int, fx.Node] = {}
     for node in nodes:
         source = node.args[0] if node.target is operator.getitem else None
@@ -130,7 +130,7 @@ def _taken(inputs: list[Any]) -> tuple[Any, ...]:
 def _first_part(
     module: fx.GraphModule, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """A module of some nodes of a graph, which takes its inputs by position."""
+    """Return a module of some nodes of a graph, which takes its inputs by position."""
     graph = fx.Graph()
     return _part(module, graph, {node: graph.placeholder(node.name) for node in inputs}, nodes, outputs, "forward")
 
@@ -138,7 +138,7 @@ def _first_part(
 def _second_part(
     module: fx.GraphModule, inputs: Sequence[fx.Node | None], nodes: Sequence[fx.Node], outputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """A module of some nodes of a graph, which takes a list of its inputs; None is one that no node reads."""
+    """Return a module of some nodes of a graph, which takes a list of its inputs; None is one that no node reads."""
     graph = fx.Graph()
     taken = graph.call_function(_taken, (graph.placeholder("inputs"),))
     copies = {
@@ -155,7 +155,6 @@ def _part(
     outputs: Sequence[Any],
     name: str,
 ) -> fx.GraphModule:
-    """A module of some nodes of a graph, after the copies of its inputs."""
     for node in nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -1,6 +1,6 @@
-"""From an ONNX graph to a ``torch.fx`` graph: the walk that applies the rules.
+"""Translate an ONNX graph into a ``torch.fx`` graph: the walk that applies the rules.
 
-It runs once, when a graph is loaded; a step then runs the recorded calls alone.
+It runs once, when a graph is loaded; a step only runs the recorded calls.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from burnish.graph import attribute_value, bodies, constant_array, describe_node
 
 
 class Late(torch.nn.Module):
-    """Runs a node's rule on the tensors of each run: its translation depends on what is known only then, such as a rank or axes.
+    """Runs a node's rule on the tensors of each run, if its translation depends on values that are only known then, such as a
+    rank.
 
-    Every question that the rule asks is answered there. It costs a little Python in every step, so it is the exception: shapes
-    are usually known up to the batch.
+    It costs some Python in every step, so it is the exception: shapes are usually known up to the batch.
 
     Args:
         node: the node.
         rule: its rule.
-        operands: the values that ``forward`` gets, in its order.
-        device: where the rule makes tensors.
-        opset: of the model.
+        operands: the values that ``forward`` gets, in order.
+        device: device of new tensors.
+        opset: opset of the model.
     """
 
     def __init__(self, node: ir.Node, rule: Rule, operands: Sequence[ir.Value], device: torch.device, opset: int):
@@ -63,7 +63,7 @@ class _Tensors:
         self._tensors = tensors
         self.device = device
         self.opset = opset
-        self.communicator: Communicator | None = None  # an exchange never waits for what is known only then
+        self.communicator: Communicator | None = None  # an exchange is never translated this late
         self.started: dict[ir.Value, torch.nn.Module] = {}
 
     def tensor(self, value: ir.Value) -> torch.Tensor:
@@ -91,7 +91,7 @@ class _Tensors:
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
-    """Records calls; a tensor that a rule makes when the graph is loaded becomes a constant of the module."""
+    """Records calls; a tensor that a rule makes at loading becomes a constant of the module."""
 
     def __init__(self, graph: fx.Graph, keep: Callable[[torch.Tensor], fx.Proxy]):
         super().__init__(graph)
@@ -106,10 +106,10 @@ class Translator:
 
     Args:
         graph: the graph, or the body of a control operator.
-        opset: of the model it is in.
-        device: where constants are made.
-        captured: of a body, the values of the graphs around it that it reads; they follow its own inputs.
-        communicator: to the other workers, where there are any.
+        opset: opset of its model.
+        device: device of constants.
+        captured: for a body, the outer values that it reads, which are passed after its own inputs.
+        communicator: connection to the other workers, if any.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Translator:
         self._values: dict[ir.Value, fx.Proxy] = {}
         self._hosts: dict[ir.Value, Host | None] = {}
         self._constants: dict[ir.Value, np.ndarray | None] = {}
-        # Read once, so that an extent which comes back to a value is seen to be its own.
+        # Read once, so that an extent that comes back to a value is recognized as its own.
         self._extents: dict[ir.Value, Host | None] = {}
 
     def translated(self) -> fx.GraphModule:
-        """Translate: the module takes the graph's inputs in their order and returns its outputs as a tuple.
+        """Translate: the module takes the graph's inputs in order and returns its outputs as a tuple.
 
         Raises:
             EngineError: an operator without a rule, or an element type that PyTorch lacks; the message names the node or value.
@@ -157,7 +157,7 @@ class Translator:
         return fx.GraphModule(self._root, self.graph, class_name=_identifier(self.source.name or "graph"))
 
     def tensor(self, value: ir.Value) -> fx.Proxy:
-        """The value as a tensor of the traced program; a host value becomes one where it is first asked for as such."""
+        """Return the value as a tensor of the traced program; a host value is converted at the first request."""
         found = self._values.get(value)
         if found is not None:
             return found
@@ -179,7 +179,7 @@ class Translator:
             elements = numbers.elements[0] if numbers.rank == 0 else list(numbers.elements)
             self._values[value] = self._buffer(torch.tensor(elements, dtype=dtype, device=self.device))
         else:
-            # Filled where the tensor lies: a copy from the host could not be part of a CUDA graph.
+            # Filled on the device: a copy from the host could not be part of a CUDA graph.
             filled = [self._filled(element, dtype) for element in numbers.elements]
             self._values[value] = filled[0] if numbers.rank == 0 else cast(fx.Proxy, torch.stack(cast(Any, filled)))
         return self._values[value]
@@ -189,7 +189,7 @@ class Translator:
         return self._proxy(self.graph.call_function(torch.full, ([], _nodes(element)), options))
 
     def host(self, value: ir.Value) -> Host | None:
-        """The value as host numbers, or None for what is a tensor alone."""
+        """Return the value as host numbers, or None if it is only a tensor."""
         if value not in self._hosts:
             array = self.constant(value)
             dtype = self.dtype(value)
@@ -197,7 +197,7 @@ class Translator:
         return self._hosts[value]
 
     def number(self, value: ir.Value) -> Number | None:
-        """The value as one number, where it is of rank 0 and known to the host."""
+        """Return the value as one number, if it has rank 0 and the host knows it."""
         array = self.constant(value)
         if array is not None:
             return array.item() if array.ndim == 0 and array.dtype.kind in "iufb" else None
@@ -296,7 +296,7 @@ def translate(model: ir.Model, device: torch.device, communicator: Communicator 
 
 
 def captured_values(*graphs: ir.Graph) -> list[ir.Value]:
-    """What bodies read of the graphs around them, constants aside; in order, each once."""
+    """Return the outer values that bodies read, without constants; in order, without duplicates."""
     found: dict[ir.Value, None] = {}
     for graph in graphs:
         own = {*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs)}
@@ -320,7 +320,7 @@ def _nodes(elements: Any) -> Any:
 
 
 def run(module: fx.GraphModule, model: ir.Model, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Run a translated model on tensors by name; returns its outputs by name."""
+    """Run a translated model on tensors by name; return its outputs by name."""
     with torch.inference_mode():
         outputs = module(*(inputs[value.name or ""] for value in model.graph.inputs))
     return {value.name or "": output for value, output in zip(model.graph.outputs, outputs, strict=True)}

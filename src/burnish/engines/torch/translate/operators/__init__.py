@@ -1,4 +1,4 @@
-"""What plain ONNX operators become in PyTorch: one module per kind; importing this package registers them all.
+"""Translations of plain ONNX operators: one module per kind; importing this package registers them all.
 
 A rule calls PyTorch's functions on proxies (``burnish.engines.torch.translate.rules``). Operators of the ``burnish`` domain that
 have a rule here or in a family are not lowered for this engine.

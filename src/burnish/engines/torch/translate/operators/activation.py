@@ -122,10 +122,9 @@ def negative_log_likelihood_loss(op: Call) -> Any:
 
 
 def _negative_log_likelihood(op: Call, log_p: Any) -> Any:
-    """-weight[y] log p[y] at every position; reduced to the sum, or to the sum over that of the weights used.
+    """Return -weight[y] log p[y] at every position; or reduced to the sum, or to the sum divided by that of the weights used.
 
-    Written out, not ``nll_loss``: that one takes labels out of range for granted on some devices, and its sums are in the
-    order of the positions.
+    Unlike ``nll_loss``, it handles labels out of range on all devices, and sums in the order of the positions.
     """
     labels = op.tensor(1).to(torch.int64)
     ignore_index, reduction = op.attribute("ignore_index"), op.attribute("reduction", "mean")

@@ -1,6 +1,6 @@
-"""If, Loop and Scan: bodies are modules of their own, and Python decides at run time which runs, and how often.
+"""If, Loop and Scan: bodies are separate modules, and Python decides at run time which one runs, and how often.
 
-A body's ``forward`` is called itself: a call of the module would print an error's place, and hide it from the traceback.
+A body's ``forward`` is called directly: a call of the module would print the place of an error, and hide it from the traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from burnish.engines.torch.translate.translation import Translator, captured_val
 
 
 class Branches(torch.nn.Module):
-    """One of two bodies, by a condition."""
+    """One of two bodies, chosen by a condition."""
 
     def __init__(self, then: torch.nn.Module, otherwise: torch.nn.Module):
         super().__init__()
@@ -28,15 +28,15 @@ class Branches(torch.nn.Module):
 
 
 class Repetition(torch.nn.Module):
-    """A body that maps (iteration, condition, state) to (condition, state, scanned), repeated while the condition holds.
+    """A body (iteration, condition, state) -> (condition, state, scanned), repeated while the condition holds.
 
     Args:
         body: the body.
-        carried: how many values are carried from one iteration to the next.
-        empty: for each scanned output the shape (without the leading axis) and dtype it has when nothing ran.
-        limited: whether the first operand is the most iterations there may be.
-        conditional: whether the next operand is the first condition.
-        device: where the number of the iteration is handed to the body.
+        carried: number of values in the state.
+        empty: shape (without the leading axis) and dtype of each scanned output if there are no iterations.
+        limited: True if the first operand is the maximal number of iterations.
+        conditional: True if the next operand is the initial condition.
+        device: device of the iteration number that the body gets.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Repetition(torch.nn.Module):
 
 
 class Sweep(torch.nn.Module):
-    """A body that maps (state, a slice of each input) to (state, a slice of each output), over all slices.
+    """A body (state, a slice of each input) -> (state, a slice of each output), over all slices.
 
     Args:
         body: the body.
-        carried: how many values are the state.
-        inputs: for each input that is swept its axis, and whether it is read from its end.
-        outputs: for each output that is stacked its axis, and whether it is filled from its end.
-        empty: for each output that is stacked the shape of a slice, and the dtype, that it has when there is no slice.
-        device: where such an output lies.
+        carried: number of values in the state.
+        inputs: for each scanned input, its axis, and True if it is read from its end.
+        outputs: for each stacked output, its axis, and True if it is filled from its end.
+        empty: for each stacked output, shape of a slice and dtype if there are no slices.
+        device: device of such an output.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and casts of single elements, and integers that stand for floating-point numbers."""
+"""Arithmetic, comparisons and casts of elements, and quantization to integers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
-# A number on the left of these has to be a tensor for PyTorch; on the right it may stay a number.
+# PyTorch needs a tensor on the left of these; the right may be a number.
 BINARY: dict[str, Callable[..., Any]] = {
     "Add": torch.add,
     "And": torch.logical_and,
@@ -62,7 +62,7 @@ BINARY: dict[str, Callable[..., Any]] = {
     "LessOrEqual": torch.le,
 }
 WITHOUT_NUMBERS = frozenset({"And", "Or", "Xor"})
-# PyTorch has no kernels of these for its unsigned types beyond 8 bits: they are computed in 64 bits, and cut.
+# PyTorch has no kernels of these for its unsigned types beyond 8 bits: they are computed in 64 bits, and truncated.
 UNSIGNED = {ir.DataType.UINT32: 0xFFFFFFFF, ir.DataType.UINT16: 0xFFFF}
 
 
@@ -77,7 +77,7 @@ def binary(op: Call) -> Any:
     left = op.tensor(0)
     right = op.tensor(1) if op.node.op_type in WITHOUT_NUMBERS else op.operand(1)
     if op.node.op_type == "Add" and op.dtype(0) == ir.DataType.UINT32:
-        # The same bits as signed numbers add up to the same bits: a key moves on with every step.
+        # Signed addition gives the same bits: a key is advanced in every step.
         return torch.add(left.view(torch.int32), op.tensor(1).view(torch.int32)).view(torch.uint32)
     if op.dtype(0) in UNSIGNED:
         return _unsigned(op, function, left, op.tensor(1))
@@ -103,7 +103,7 @@ def bit_shift(op: Call) -> Any:
     left = op.attribute("direction") == "LEFT"
     words, distance = op.tensor(0), op.tensor(1)
     if op.dtype(0) == ir.DataType.UINT64:
-        # An arithmetic shift of the same bits, with the copies of the sign cut off.
+        # An arithmetic shift of the same bits, without the copies of the sign.
         bits, steps = words.view(torch.int64), distance.view(torch.int64)
         if left:
             return torch.bitwise_left_shift(bits, steps).view(torch.uint64)
@@ -224,7 +224,7 @@ def dynamic_quantize(op: Call) -> Any:
     x = op.tensor()
     least, greatest = torch.clamp(torch.amin(x), max=0), torch.clamp(torch.amax(x), min=0)
     scale = (greatest - least) / 255
-    # Zeros alone have no range: any scale gives them back.
+    # All zeros have no range: any scale restores them.
     divisor = torch.where(scale == 0, 1.0, scale)
     zero_point = torch.round(torch.clamp(-least / divisor, 0, 255))
     number = torch.round(x / divisor) + zero_point
@@ -233,7 +233,7 @@ def dynamic_quantize(op: Call) -> Any:
 
 @translates("MatMulInteger")
 def matmul_integer(op: Call) -> Any:
-    """In float64, which holds every sum of such products."""
+    """Computed in float64, which holds every sum of such products exactly."""
     left, right = op.tensor(0).to(torch.float64), op.tensor(1).to(torch.float64)
     if op.has(2):
         zero_point = op.tensor(2).to(torch.float64)
@@ -250,7 +250,7 @@ def _saturated(number: Any, dtype: torch.dtype) -> Any:
 
 
 def _placed(op: Call, index: int) -> Any:
-    """A scale or zero point in a shape that broadcasts to the first operand."""
+    """Return a scale or zero point in a shape that broadcasts to the first operand."""
     numbers, rank, block = op.tensor(index), op.rank(0), op.attribute("block_size", 0)
     if op.rank(index) == 0:
         return numbers

@@ -1,4 +1,4 @@
-"""Windows over images: pooling, patches, deformable convolutions; regions of interest; images read where a grid says."""
+"""Windows over images: pooling, patches, deformable convolutions, regions of interest, and sampling at grid points."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _amounts(pads: list[Any]) -> list[Any]:
 
 
 def _fits(kernel: list[int], pads: list[Any]) -> bool:
-    """Whether PyTorch pads so itself: evenly, and by half a window at most."""
+    """True if PyTorch supports these pads: symmetric, and at most half a window."""
     rank = len(kernel)
     return pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads[:rank], kernel, strict=True))
 
 
 def _with_ceiling(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[Any]) -> list[Any]:
-    """The pads with what the last windows reach over where the output size is rounded up; windows start inside x or its pads."""
+    """Return the pads, extended to the last windows of a rounded-up output size; windows start inside x or its pads."""
     if not op.attribute("ceil_mode", 0):
         return pads
     rank, pads = len(kernel), list(pads)
@@ -103,7 +103,7 @@ def _flat_positions(op: Call, indices: Any, padded: list[Any] | None) -> Any:
 
 @translates(MAX_POOL_GRAD)
 def max_pool_gradient(op: Call) -> Any:
-    """dy is added where its maximum was; indices are flat over the whole of x."""
+    """dy is added at the position of its maximum; indices are flat over the whole of x."""
     flat = torch.zeros([torch.numel(op.tensor(2))], dtype=op.torch_dtype(0), device=op.device)
     total = torch.index_add(flat, 0, torch.reshape(op.tensor(1), [-1]), torch.reshape(op.tensor(0), [-1]))
     return torch.reshape(total, op.extents(2))
@@ -111,7 +111,7 @@ def max_pool_gradient(op: Call) -> Any:
 
 @translates("MaxUnpool")
 def max_unpool(op: Call) -> Any:
-    """Elements go back to their flat places in the output."""
+    """Elements return to their flat positions in the output."""
     kernel = op.attribute("kernel_shape")
     rank = len(kernel)
     strides, pads = op.attribute("strides", [1] * rank), op.attribute("pads", [0] * (2 * rank))
@@ -153,7 +153,7 @@ def _counts(
     pads: list[Any],
     counts_pads: bool,
 ) -> Any:
-    """How many elements each window counts: those inside x, or inside its pads, but never what lies beyond."""
+    """Return the number of counted elements of each window: those inside x, or inside its pads too, but none beyond."""
     rank, result = len(kernel), None
     for axis in range(rank):
         begin, end = pads[axis], pads[axis + rank]
@@ -168,7 +168,7 @@ def _counts(
 
 
 def _window_sums(op: Call, x: Any, kernel: list[int], strides: list[int], dilations: list[int]) -> Any:
-    """Sums over windows: a convolution with ones, each channel an image of its own."""
+    """Return sums over windows: a convolution with ones, in which each channel is a separate image."""
     rank = len(kernel)
     batch, channels = op.extents()[:2]
     ones = torch.ones([1, 1, *kernel], dtype=op.torch_dtype(0), device=op.device)
@@ -179,12 +179,12 @@ def _window_sums(op: Call, x: Any, kernel: list[int], strides: list[int], dilati
 
 @translates(AVERAGE_POOL_GRAD)
 def average_pool_gradient(op: Call) -> Any:
-    """(dy, x) -> dx; of x the shape is read."""
+    """Translate (dy, x) -> dx; only the shape of x is read."""
     kernel, strides, dilations, pads = _window(op)
     rank, counts_pads, ceil = len(kernel), bool(op.attribute("count_include_pad", 0)), bool(op.attribute("ceil_mode", 0))
     dy, x = op.tensor(0), op.tensor(1)
     if _fits(kernel, pads) and all(dilation == 1 for dilation in dilations):
-        if rank == 1:  # ATen has the gradient of an image of one row
+        if rank == 1:  # ATen only has the gradient for images: use one row
             windows = [1, *kernel], [1, *strides], [0, pads[0]]
             dy, x = torch.unsqueeze(dy, 2), torch.unsqueeze(x, 2)
             return torch.squeeze(torch.ops.aten.avg_pool2d_backward.default(dy, x, *windows, ceil, counts_pads, None), 2)
@@ -209,7 +209,7 @@ def average_pool_gradient(op: Call) -> Any:
 
 @translates("LpPool")
 def power_pool(op: Call) -> Any:
-    """The p-norm over each window: (sum |x|^p)^(1/p); what lies beyond x counts as zero."""
+    """The p-norm over each window: (sum |x|^p)^(1/p); elements beyond x count as zero."""
     kernel, strides, dilations, pads = _window(op)
     power = op.attribute("p", 2)
     padded = functional.pad(_powers(op, power), _amounts(_with_ceiling(op, kernel, strides, dilations, pads)))
@@ -243,13 +243,13 @@ def global_max_pool(op: Call) -> Any:
 
 @translates("Col2Im")
 def columns_to_image(op: Call) -> Any:
-    """Blocks added up in the padded image, of which the middle is taken."""
+    """Blocks are added up in the padded image, which is then cropped."""
     image, block = op.known_integers(1, ()), op.known_integers(2, ())
     axes = len(image)
     strides, dilations = (op.attribute(name, [1] * axes) for name in ("strides", "dilations"))
     pads = op.attribute("pads", [0] * 2 * axes)
     padded = [image[axis] + pads[axis] + pads[axes + axis] for axis in range(axes)]
-    # For each axis the places [block, blocks]; together [block, ..., blocks, ...], as the columns have them.
+    # Positions per axis [block, blocks]; together [block, ..., blocks, ...], like the columns.
     places: Any = 0
     terms = math.prod(block)
     for axis in range(axes):
@@ -273,10 +273,10 @@ def columns_to_image(op: Call) -> Any:
 
 @translates("RoiAlign", since=16)
 def roi_align(op: Call) -> Any:
-    """The taps of all points of a bin, averaged by their weights; with the mode max the largest product of a tap and its weight.
+    """The weighted average of all points of a bin; with the mode max, the largest product of an element and its weight.
 
     Raises:
-        NotKnownYet: the number of points goes by the regions' sizes, which are computed when the graph runs.
+        NotKnownYet: the number of points depends on the regions' sizes, which are computed at run time.
     """
     images, (_, channels, height, width) = op.tensor(0), op.extents()
     vertical, horizontal = _Side(op, 0, height), _Side(op, 1, width)
@@ -298,8 +298,9 @@ def roi_align(op: Call) -> Any:
 
 
 class _Side:
-    """The points of all regions' bins along one axis: places, weights and mask that broadcast with
-    ``[R, bins, bins, points, points, taps, taps]``."""
+    """The points of all regions' bins along one axis: places, weights and mask that broadcast with ``[R, bins, bins, points,
+    points, taps, taps]``.
+    """
 
     def __init__(self, op: Call, axis: int, size: Any):
         bins = op.attribute(("output_height", "output_width")[axis], 1)
@@ -338,7 +339,7 @@ class _Side:
         self.weights = self._arranged(weights, axis)
 
     def _arranged(self, tensor: Any, axis: int) -> Any:
-        """``[R, bins, points, taps]``, or one without taps, with ones at the other side's axes."""
+        """Return ``[R, bins, points, taps]``, or a tensor without taps, with ones at the other side's axes."""
         if tensor.ndim == 3:
             tensor = torch.unsqueeze(tensor, -1)
         for place in (2, 4, 6) if axis == 0 else (1, 3, 5):
@@ -347,7 +348,7 @@ class _Side:
 
 
 def _most_points(op: Call, axis: int, bins: int, scale: float, offset: float) -> int:
-    """How many points a bin has at most along an axis."""
+    """Return the largest number of points in a bin along an axis."""
     rois = op.known_array(1)
     kind = rois.dtype.type
     start, end = (rois[:, column] * kind(scale) - kind(offset) for column in (1 - axis, 3 - axis))
@@ -357,7 +358,7 @@ def _most_points(op: Call, axis: int, bins: int, scale: float, offset: float) ->
 
 @translates("MaxRoiPool")
 def max_roi_pool(op: Call) -> Any:
-    """The largest element of each bin of each region; zero where a bin has none."""
+    """The largest element of each bin of each region; zero for an empty bin."""
     _, _, *spatial = op.extents()
     x = torch.index_select(op.tensor(0), 0, torch.select(op.tensor(1), 1, 0).to(torch.int64))
     rows, columns = (_in_bins(op, axis, spatial[axis]) for axis in range(2))
@@ -368,7 +369,7 @@ def max_roi_pool(op: Call) -> Any:
 
 
 def _in_bins(op: Call, axis: int, size: Any) -> Any:
-    """Whether an element along an axis belongs to a bin of a region: ``[R, bins, extent]``."""
+    """Return a mask that is true if an element along an axis belongs to a bin of a region: ``[R, bins, extent]``."""
     bins, scale = op.attribute("pooled_shape")[axis], op.attribute("spatial_scale", 1.0)
     start, end = (torch.reshape(torch.select(op.tensor(1), 1, column), [-1, 1, 1]) * scale for column in (2 - axis, 4 - axis))
     start, end = (torch.floor(torch.abs(corner) + 0.5) * torch.sign(corner) for corner in (start, end))
@@ -380,12 +381,12 @@ def _in_bins(op: Call, axis: int, size: Any) -> Any:
 
 
 LINEAR, ZEROS = 0, 0
-"""How ATen reads between elements, and outside of them."""
+"""ATen's numbers for linear interpolation and zero padding."""
 
 
 @translates("DeformConv")
 def deformable_convolution(op: Call) -> Any:
-    """Columns read at the points, by the kernel of GridSample, and their product with the weights."""
+    """Columns are sampled at the points with the kernel of GridSample, and multiplied by the weights."""
     images, channels, *spatial = op.extents()
     out_channels, _, *kernel = op.known_extents(1)
     if len(spatial) != 2:
@@ -407,7 +408,7 @@ def deformable_convolution(op: Call) -> Any:
 
 
 def _positions(op: Call, moves: Any, axis: int, kernel: list[int], output: list[Any]) -> Any:
-    """Where the points lie along an axis, ``[N * offset groups, kernel, outputs]``."""
+    """Return the positions of the points along an axis, ``[N * offset groups, kernel, outputs]``."""
     strides, dilations = op.attribute("strides", [1, 1]), op.attribute("dilations", [1, 1])
     inside = torch.arange(kernel[axis], device=op.device) * dilations[axis] - op.attribute("pads", [0] * 4)[axis]
     starts = torch.arange(output[axis], device=op.device) * strides[axis]
@@ -422,7 +423,7 @@ IMAGE, VOLUME = 4, 5
 
 
 def _sampling(op: Call, rank: int) -> tuple[int, int, bool]:
-    """Mode, padding and whether corners are aligned, as ATen takes them."""
+    """Return mode, padding and corner alignment in ATen's form."""
     mode = MODES[op.attribute("mode", "linear")]
     if rank not in (IMAGE, VOLUME) or (rank == VOLUME and mode == MODES["cubic"]):
         raise op.unsupported("it samples data of another rank, or volumes by cubic interpolation")
@@ -438,7 +439,7 @@ def grid_sample(op: Call) -> Any:
 
 @translates(GRID_SAMPLE_GRAD)
 def grid_sample_gradient(op: Call) -> Any:
-    """(dy, x, grid) -> dx, dgrid."""
+    """Translate (dy, x, grid) -> dx, dgrid."""
     rank, dtype = op.rank(1), op.torch_dtype(1)
     backward: Any = torch.ops.aten.grid_sampler_2d_backward if rank == IMAGE else torch.ops.aten.grid_sampler_3d_backward
     tensors = op.tensor(0), op.tensor(1), op.tensor(2).to(dtype)

@@ -1,4 +1,4 @@
-"""Reading and writing at places that are computed."""
+"""Reading and writing at computed positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.operators.row_gradients import COALESCE_ROWS
 
 
 def wrapped(indices: Any, extent: Any, known: Any) -> Any:
-    """Indices counted from the start: ONNX's negative ones count from the end."""
+    """Return nonnegative indices: ONNX's negative ones count from the end."""
     if known is not None and (known >= 0).all():
         return indices
     return torch.where(indices < 0, indices + extent, indices)
@@ -27,7 +27,7 @@ def gather(op: Call) -> Any:
         return torch.select(data, axis, int(known))
     indices = op.tensor(1)
     source = op.node.inputs[1]
-    if source is None or not COALESCE_ROWS.is_of(source.producer()):  # whose indices count from the start
+    if source is None or not COALESCE_ROWS.is_of(source.producer()):  # its indices count from the start
         indices = wrapped(indices.to(torch.int64), op.extents()[axis], known)
     if op.rank(1) == 1:
         return torch.index_select(data, axis, indices)
@@ -38,7 +38,7 @@ def gather(op: Call) -> Any:
 
 @translates(GATHER_GRAD)
 def gather_gradient(op: Call) -> Any:
-    """The sum, at every place of x along the axis, of the rows of dy that were read from there."""
+    """The sum of the rows of dy that were read from each place of x along the axis."""
     dy, axis = op.tensor(0), op.attribute("axis", 0) % op.rank(2)
     indices = wrapped(op.tensor(1).to(torch.int64), op.extents(2)[axis], op.known(1))
     rank = op.rank(1)
@@ -79,7 +79,7 @@ def scatter_nd(op: Call) -> Any:
     data, places, updates = op.tensor(0), _places(op), op.tensor(2)
     if reduction in ("none", "add"):
         return torch.index_put(data, places, updates, accumulate=reduction == "add")
-    # One row of data per place: what is written there is reduced by rows.
+    # One row of data per place, so that updates are reduced by rows.
     depth = len(places)
     extents = op.extents()
     flat = torch.zeros_like(places[0])
@@ -93,7 +93,7 @@ def scatter_nd(op: Call) -> Any:
 
 
 def _places(op: Call) -> tuple[Any, ...]:
-    """An index tensor per leading axis of the data, as PyTorch's advanced indexing takes them."""
+    """Return an index tensor per leading axis of the data, for PyTorch's advanced indexing."""
     batched, last = op.attribute("batch_dims", 0), op.extents(1)[-1]
     if not isinstance(last, int):
         raise NotKnownYet
@@ -160,7 +160,7 @@ def tensor_scatter(op: Call) -> Any:
 
 @translates("Unique")
 def unique(op: Call) -> Any:
-    """Every output: the values, where each stands first, which of them each element is, and how often each stands."""
+    """All outputs: the values, their first positions, the index of each element's value, and the counts."""
     axis, data, extents = op.attribute("axis"), op.tensor(), op.extents()
     count = math.prod(extents) if axis is None else extents[axis]
     data, axis = (torch.reshape(data, [-1]), 0) if axis is None else (data, axis)
@@ -174,7 +174,7 @@ def unique(op: Call) -> Any:
 
 @translates(COALESCE_ROWS)
 def coalesce_rows(op: Call) -> Any:
-    """The rows of an index are added in the order in which they come: on the CPU, ``index_add_`` does."""
+    """The rows of an index are added in order: on the CPU, ``index_add_`` does so."""
     distinct, places = torch.unique(op.tensor(0), sorted=True, return_inverse=True)
     extents = op.extents(1)
     sums = torch.zeros([distinct.shape[0], *extents[1:]], dtype=op.tensor(1).dtype, device=op.device)

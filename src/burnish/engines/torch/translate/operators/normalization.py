@@ -1,4 +1,4 @@
-"""Normalization layers of the standard, as inference and lowered graphs use them."""
+"""Normalization layers of the standard, for inference and lowered graphs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def batch_normalization(op: Call) -> Any:
     retention = op.attribute("momentum", 0.9)
     axes = [axis for axis in range(op.rank()) if axis != 1]
     if op.communicator is None and op.device.type == "cuda":
-        # One pass over x, where the mean by itself would be another.
+        # One pass over x; the mean on its own would be a second.
         variance_of_batch, mean_of_batch = torch.var_mean(x, axes, correction=0)
     elif op.communicator is None:
         mean_of_batch = torch.mean(x, axes)
         variance_of_batch = torch.var_mean(x, axes, correction=0)[0]
     else:
         mean_of_batch = torch.mean(x, axes)
-        # A worker may have no samples, which var_mean warns of, for each layer.
+        # A worker may have no samples, and var_mean warns about that for each layer.
         centered = x - torch.mean(x, axes, keepdim=True)
         variance_of_batch = torch.mean(centered * centered, axes)
     y = _normalized(op, x, scale, bias, mean_of_batch, variance_of_batch, epsilon)
@@ -41,18 +41,18 @@ def batch_normalization(op: Call) -> Any:
 def _normalized(op: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> Any:
     if isinstance(op.extents()[1], int):
         return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
-    # Groups of samples are laid out as channels, and a worker without samples has none: what functional.batch_norm refuses. This
-    # one checks nothing, and reads past a vector that is shorter than the channels: expanding refuses another length.
+    # Groups of samples are stored as channels, and a worker without samples has none, which functional.batch_norm refuses. This
+    # function checks nothing, and reads beyond a vector that is shorter than the channels: expanding refuses another length.
     channels = [op.extents()[1]]
     scale, bias, mean, variance = (vector.expand(channels) for vector in (scale, bias, mean, variance))
     return torch.native_batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon)[0]
 
 
 def standardized(x: Any, axes: list[int], epsilon: float) -> tuple[Any, Any, Any]:
-    """(x - mean) / sqrt(variance + epsilon) over ``axes``, the mean and the inverse deviation.
+    """Return (x - mean) / sqrt(variance + epsilon) over ``axes``, the mean and the inverse deviation.
 
-    PyTorch's layer and group normalization apply x * a + b, which loses digits where the mean is large against the deviation.
-    Here the mean is taken off, and then the mean of what is left, which rounding left in it (docs/normalization-accuracy.md).
+    PyTorch's layer and group normalization apply x * a + b, which loses digits if the mean is large relative to the deviation.
+    Here, the mean is subtracted, and then the remaining mean, which is due to rounding (docs/normalization-accuracy.md).
     """
     mean = torch.mean(x, axes, keepdim=True)
     centered = x - mean
@@ -63,7 +63,7 @@ def standardized(x: Any, axes: list[int], epsilon: float) -> tuple[Any, Any, Any
 
 
 def _staged(op: Call) -> Any:
-    """The input in the precision that statistics are computed in: single where it has sixteen bits, by ``stash_type``."""
+    """Return the input in the precision of the statistics: single for sixteen bits, by ``stash_type``."""
     x = op.tensor()
     return x.to(torch.float32) if op.dtype(0) in SIXTEEN_BIT and op.attribute("stash_type", 1) == 1 else x
 
@@ -120,7 +120,7 @@ def mean_variance_normalization(op: Call) -> Any:
 
 @translates("LpNormalization")
 def power_normalization(op: Call) -> Any:
-    """x over its norm along one axis; zero where that is zero."""
+    """Divides x by its norm along one axis; zero if the norm is zero."""
     x, axis = op.tensor(), op.attribute("axis", -1)
     if op.attribute("p", 2) == 1:
         norm = torch.sum(torch.abs(x), axis, keepdim=True)

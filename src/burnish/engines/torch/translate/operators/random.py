@@ -1,4 +1,4 @@
-"""Operators that draw from the runtime's own generator; what training draws comes from a key, in other operators."""
+"""Operators that draw from the runtime's own generator; training draws from a key, in other operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 
 @translates("Dropout")
 def dropout(op: Call) -> Any:
-    """In inference nothing happens; in training mode elements are kept where a number drawn for each is above the ratio."""
+    """Inference does nothing; training mode keeps the elements whose random number is above the ratio."""
     x = op.tensor(0)
     mode = op.known(2)
     if op.has(2) and mode is None:

@@ -109,6 +109,6 @@ def cumulative_product(op: Call) -> Any:
 def top_k(op: Call) -> Any:
     (count,) = op.integers(1)
     x, axis, largest = op.tensor(), op.attribute("axis", -1), bool(op.attribute("largest", 1))
-    # Of equal elements ONNX takes the first; PyTorch's own topk takes any.
+    # ONNX takes the first of equal elements; PyTorch's own topk takes any.
     values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
     return torch.narrow(values, axis, 0, count), torch.narrow(indices, axis, 0, count)

@@ -1,4 +1,4 @@
-"""Attention, the rotary position embedding and recurrent layers, as inference runs them; training has them in pieces."""
+"""Attention, rotary position embedding and recurrent layers for inference; training decomposes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from burnish.graph import describe_node
 from burnish.rewriting.lower_semantic_operators import expand_recurrent_layers
 
 PADDED_MASKS = 24
-"""The opset from which on a mask may be of fewer keys than there are."""
+"""The first opset with masks for fewer keys than there are."""
 
 
 def _heads(x: Any, count: int) -> Any:
-    """``[batch, sequence, heads * size]`` to ``[batch, heads, sequence, size]``."""
+    """Convert ``[batch, sequence, heads * size]`` to ``[batch, heads, sequence, size]``."""
     return torch.transpose(torch.unflatten(x, -1, (count, -1)), 1, 2)
 
 
@@ -52,7 +52,7 @@ def attention(op: Call) -> Any:
     wide = biased if precision is None else biased.to(torch_dtype(precision))
     probabilities = torch.softmax(wide, -1).to(op.torch_dtype()) if precision is not None else torch.softmax(wide, -1)
     if bias is not None:
-        # No key is left to such a query, and a softmax over -inf alone is no number.
+        # Such a query sees no key, and a softmax over -inf only is NaN.
         excluded = torch.amax(bias, -1, keepdim=True) == -math.inf
         probabilities = torch.masked_fill(probabilities, excluded, 0.0)
     y = torch.matmul(probabilities, v)
@@ -61,7 +61,7 @@ def attention(op: Call) -> Any:
 
 
 def _bias(op: Call, dtype: torch.dtype) -> Any:
-    """What is added to the scores: -inf where a query does not see a key, and a mask of numbers."""
+    """Return the term added to the scores: -inf if a query does not see a key, and a mask of numbers."""
     queries, keys = op.extents(0)[-2], op.extents(1)[-2] + (op.extents(4)[2] if op.has(4) else 0)
     places = torch.arange(keys, device=op.device)
     lengths = torch.reshape(op.tensor(6), [-1, 1, 1, 1]) if op.has(6) else None

@@ -1,4 +1,4 @@
-"""Shape arithmetic and what moves elements without computing with them."""
+"""Shape arithmetic, and operators that move elements without computing with them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from burnish.engines.torch.translate.host_shapes import Host
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 
 LARGEST = 2**31 - 1
-"""A bound of a slice from here on means "to the end"."""
+"""A slice bound from this number on means "to the end"."""
 
 
 @translates("Shape")
 def shape(op: Call) -> Any:
-    """Only where the rank is not known: elsewhere the host has the extents."""
+    """Only for an unknown rank: otherwise the host has the extents."""
     return torch.ops.aten._shape_as_tensor.default(op.tensor())[op.attribute("start", 0) : op.attribute("end")].to(op.device)
 
 
@@ -39,7 +39,7 @@ def reshape(op: Call) -> Any:
 
 
 def _with_copies(target: Sequence[Any], extents: Sequence[Any]) -> list[Any]:
-    """The target with the input's extents for 0, and for -1 where that needs none of them: a part of a batch may be empty."""
+    """Return the target with the input's extents for 0, and for -1 if it follows without them: a part of a batch may be empty."""
     copied = [axis for axis, extent in enumerate(target) if isinstance(extent, int) and extent == 0]
     read = [extent for axis, extent in enumerate(extents) if axis not in copied]
     given = [
@@ -56,7 +56,7 @@ def _with_copies(target: Sequence[Any], extents: Sequence[Any]) -> list[Any]:
 
 
 def _may_vanish(node: fx.Node) -> bool:
-    """Whether a number of the host is computed so that it may be 0 where no extent is: a difference, a quotient, a remainder."""
+    """True if a number of the host may be 0 although no extent is: a difference, a quotient, a remainder."""
     if node.target in (operator.sub, operator.floordiv, operator.mod):
         return True
     combines = node.target in (operator.add, operator.mul, torch.sym_max, torch.sym_min)
@@ -125,12 +125,12 @@ def slice_(op: Call) -> Any:
 
 
 def _backwards(op: Call, x: Any, start: Any, end: Any, axis: int, step: int) -> Any:
-    """A slice with a negative step: PyTorch's slices go forward, so the axis is turned around first."""
+    """A slice with a negative step: PyTorch's slices go forward, so the axis is flipped first."""
     if not (isinstance(start, int) and isinstance(end, int)):
         raise NotKnownYet
     turned = torch.flip(x, [axis])
     extent = op.extents()[axis % op.rank()]
-    # From the last element on: position p counted from the end is extent - 1 - p from the start.
+    # After the flip: position p counted from the end is extent - 1 - p from the start.
     first = -1 - start if start < 0 else extent - 1 - start
     last = LARGEST if end < -LARGEST else (-1 - end if end < 0 else extent - 1 - end)
     first = max(first, 0) if isinstance(first, int) else torch.sym_max(first, 0)  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ def expand(op: Call) -> Any:
 
 
 def _common(left: Any, right: Any) -> Any:
-    """The extent that two extents are broadcast to."""
+    """Return the broadcast of two extents."""
     for one, other in ((left, right), (right, left)):
         if isinstance(one, int):
             return other if one == 1 else one
@@ -171,7 +171,7 @@ def constant_of_shape(op: Call) -> Any:
 def range_(op: Call) -> Any:
     start, end, step = (op.integers(index)[0] if op.dtype(index).is_integer() else op.operand(index) for index in range(3))
     if not op.dtype(0).is_integer():
-        # PyTorch refuses bounds that leave nothing; a number of steps may be none.
+        # PyTorch refuses bounds of an empty range; the number of steps may be zero.
         if not all(isinstance(bound, (int, float)) for bound in (start, end, step)):
             raise NotKnownYet
         count = max(math.ceil((end - start) / step), 0)
@@ -186,7 +186,7 @@ def range_(op: Call) -> Any:
 
 
 def _is_extent(number: Any) -> bool:
-    """Whether a number in the traced program is the extent of an axis, which is never below zero."""
+    """True if a number in the traced program is the extent of an axis, which is never negative."""
     return isinstance(number, fx.Proxy) and number.node.target == torch.ops.aten.sym_size.int
 
 
@@ -224,7 +224,7 @@ def pad(op: Call) -> Any:
 
 @translates("CenterCropPad")
 def center_crop_pad(op: Call) -> Any:
-    """Zeros around what is too short, and the middle of what is too long; of an odd number the end has one more."""
+    """Zeros around a short axis, and the middle of a long one; an odd difference has one more at the end."""
     extents, rank = op.extents(), op.rank()
     amounts: list[Any] = [0] * 2 * rank
     for axis, target in zip(op.attribute("axes", range(rank)), op.integers(1), strict=True):
@@ -241,7 +241,7 @@ def center_crop_pad(op: Call) -> Any:
 
 
 def _padded(op: Call, x: Any, axis: int, before: Any, after: Any, mode: str) -> Any:
-    """One axis, by the places that its elements come from; PyTorch's own modes hold for the last axes only."""
+    """Pad one axis by gathering the source position of each element; PyTorch's own modes only support the last axes."""
     extent = op.extents()[axis]
     places = torch.arange(-before, extent + after, device=op.device)
     if mode == "edge":
@@ -249,7 +249,7 @@ def _padded(op: Call, x: Any, axis: int, before: Any, after: Any, mode: str) -> 
     elif mode == "wrap":
         places = torch.remainder(places, extent)
     else:
-        # One element is all that it reflects.
+        # A single element reflects only itself.
         period = 2 * (extent - 1)
         around = torch.remainder(places, period + (extent == 1))
         places = torch.minimum(around, period - around)

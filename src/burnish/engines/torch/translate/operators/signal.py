@@ -1,4 +1,4 @@
-"""Windows and filter banks of signal processing: functions of sizes alone, computed in float64 and rounded once."""
+"""Windows and filter banks of signal processing: functions of sizes only, computed in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 
 
 def _window(op: Call, coefficients: tuple[float, ...]) -> Any:
-    """A sum of cosines: ``sum((-1)^k a[k] cos(2 pi k n / N))``, with N the size, or one less where it is symmetric."""
+    """A sum of cosines: ``sum((-1)^k a[k] cos(2 pi k n / N))``, with N the size, or one less for a symmetric window."""
     size = op.integers(0)[0]
     period = size if op.attribute("periodic", 1) else size - 1
-    # A symmetric window of one element is 0/0 by the formula: its first value, as the runtimes compute.
+    # The formula for a symmetric window of one element is 0/0: runtimes return the first value.
     angle = torch.arange(size, dtype=torch.float64, device=op.device) * (2 * math.pi / (period + (period == 0)))
     window = torch.zeros_like(angle)
     for order, coefficient in enumerate(coefficients):
@@ -46,7 +46,7 @@ def blackman_window(op: Call) -> Any:
 
 @translates("MelWeightMatrix")
 def mel_weight_matrix(op: Call) -> Any:
-    """Triangles of height 1 over the bins of a spectrum, ``[dft_length / 2 + 1, num_mel_bins]``, as the standard places them."""
+    """Triangles of height 1 over the bins of a spectrum, ``[dft_length / 2 + 1, num_mel_bins]``, placed as in the standard."""
     numbers = [op.known(index) for index in range(5)]
     if any(number is None for number in numbers):
         raise NotKnownYet
@@ -95,7 +95,7 @@ def _number(op: Call, index: int) -> Any:
 
 
 def _complex(op: Call, x: Any) -> Any:
-    """Numbers whose parts are the last axis; those with one part are real."""
+    """Return complex numbers whose parts are the last axis; numbers with one part are real."""
     parts = op.extents()[-1]
     if not isinstance(parts, int):
         raise NotKnownYet
