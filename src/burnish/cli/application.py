@@ -99,7 +99,6 @@ class Group(TyperGroup):
             raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
 
     def _refuse(self, error: Any, ctx: Any) -> NoReturn:
-        """Print the error of a command line and the usage of the command; exit with 2."""
         context = error.ctx or ctx
         command, path = context.command, context.command_path
         message = _said(error)
@@ -119,7 +118,6 @@ class Group(TyperGroup):
 
 
 def _least(parameter: Any) -> float | None:
-    """The smallest number that an option takes; None if it has no such bound."""
     least = getattr(parameter, "min", getattr(getattr(parameter, "type", None), "min", None))
     return least if isinstance(least, int | float) else None
 
@@ -134,7 +132,6 @@ def _said(error: Any) -> str:
 
 
 def _names_of(command: Any) -> list[str]:
-    """The option names of a command, with dashes."""
     return [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[:1] == "-"]
 
 

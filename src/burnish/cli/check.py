@@ -148,7 +148,6 @@ def check(
 
 
 def _check_options(data: str | None, compilation: Compilation, probing: Probing, of_data: Collection[str]) -> None:
-    """Reject options that have no effect with or without --data."""
     if data is None:
         if named := sorted(name for name in of_data if name != "as_json"):
             raise typer.BadParameter(f"--{named[0].replace('_', '-')} is of a run on data: give --data, or leave it out")
@@ -170,7 +169,6 @@ def _forecast(
     pixels: Pixels,
     texts: TextOptions,
 ) -> Forecast:
-    """Return the forecast of ``burnish finetune`` with these options."""
     if model.is_dir() and is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     data.check_reading(pixels)
@@ -276,7 +274,6 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
 
 
 def _gradients(model: Path, compilation: Compilation, program: Program, probing: Probing, is_quiet: bool) -> dict[str, Any]:
-    """Compare the gradients with central differences; print and return the result."""
     try:
         found = _check_gradients(_projected(model, compilation, program), probing)
     except BurnishError as error:
@@ -331,7 +328,6 @@ def _check_gradients(program: Program, probing: Probing) -> GradientCheck:
 
 
 def _print(found: GradientCheck) -> None:
-    """Print the errors of the gradients, the largest first."""
     table = Table(box=None)
     for name in ("tensor", "shape", "worst error", "directions", ""):
         table.add_column(name, justify="left" if name in ("tensor", "shape", "") else "right", overflow="fold")

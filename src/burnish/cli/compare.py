@@ -120,7 +120,6 @@ def compare(
 
 
 def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
-    """Return random batches, or those of a data set, epoch after epoch."""
     if options.data is None:
         from burnish.data.random_data import random_batches
 
@@ -150,7 +149,6 @@ def _print(comparison: Comparison) -> None:
 
 
 def _print_report(console: Console, comparison: Comparison, report: EngineReport) -> None:
-    """Print the differences of one engine's tensors, those that disagree first."""
     table = Table(box=None)
     for name in ("tensor", "kind", "by norm", "by max", "tolerance", "step", ""):
         table.add_column(name, justify="left" if name in ("tensor", "kind", "") else "right", overflow="fold")

@@ -94,7 +94,6 @@ def export(
 def _write(
     session: Session, path: Path, source: Path, fold: bool, parameters: str | None, adapters: str, with_preprocessing: bool
 ) -> None:
-    """Write the model in the state of a session, and print lines about it."""
     if with_preprocessing:
         _check_described({**session.program.metadata, **session.metadata}, source)
     session.export(path, fold_norm=fold, parameters=parameters, adapters=adapters)
@@ -107,7 +106,6 @@ def _write(
 
 
 def _check(chooses_in_file: bool, training: bool, with_preprocessing: bool, adapters: str) -> None:
-    """Reject options that contradict each other."""
     if chooses_in_file:
         raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
     if training and with_preprocessing:

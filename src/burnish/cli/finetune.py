@@ -100,8 +100,6 @@ def finetune(
 
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:
-    """Reject contradictory options before anything is read."""
-
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if model.is_dir() and is_program(model):

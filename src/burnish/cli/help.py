@@ -220,7 +220,6 @@ def _default(parameter: Any) -> str:
 
 
 def _rows(listed: Iterable[Described], has_all: bool) -> list[str]:
-    """Return the lines of options in two columns."""
     listed = list(listed)
     column = min(max(len(one.names) for one in listed), WIDEST_NAMES)
     lines = []

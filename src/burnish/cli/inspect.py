@@ -194,7 +194,6 @@ def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
 
 
 def _first(texts: list[str]) -> str:
-    """Return the first of some texts, and the number of others."""
     more = f" and {len(texts) - CONSTANTS_SHOWN} more" if len(texts) > CONSTANTS_SHOWN else ""
     return ", ".join(texts[:CONSTANTS_SHOWN]) + more
 

@@ -420,7 +420,6 @@ def _without_rate(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrated(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an optimizer without its learning rates."""
     rest = {name: value for name, value in optimizer.items() if name != "lr"}
     if "optimizer" in rest:
         rest["optimizer"] = _unrated(rest["optimizer"])

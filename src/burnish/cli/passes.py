@@ -44,7 +44,6 @@ def passes(
 
 
 def _stages(engine: str) -> dict[str, Stage[Any]]:
-    """The stages by name, in the order of compilation."""
     from burnish import engines
     from burnish.distributed.derivation import DISTRIBUTED
     from burnish.files.export import EXPORTED

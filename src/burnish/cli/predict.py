@@ -220,7 +220,6 @@ def _as_given(text: str, predictor: Predictor) -> str | Path:
 
 
 def _write_lines(console: Console, predictor: Predictor, given: Given, batch_size: int, shown: Shown) -> None:
-    """Print predictions, write them into a file, or both, sample by sample."""
     from burnish.cli.prediction_lines import Rows, shown_lines, until_nobody_reads, written_lines
     from burnish.training.predictions import refuse_language
 
@@ -252,7 +251,6 @@ def _write_lines(console: Console, predictor: Predictor, given: Given, batch_siz
 
 
 def _explained(answer: Answer | None, kind: str, given: Given, least: float, count: int, without: int) -> str:
-    """Return a line that explains the numbers."""
     if kind == "boxes":
         measure = "fractions of the model's picture" if given.parts[0].sizes is None else "pixels of the picture"
         line = f"boxes of a score of {least:g} or more (--score), in {measure}"

@@ -163,8 +163,6 @@ class JsonLines(Lines):
 
 
 class _Screen:
-    """Standard output."""
-
     def write(self, text: str, /) -> None:
         typer.echo(text.encode("utf-8", "backslashreplace").decode(), nl=False)
 

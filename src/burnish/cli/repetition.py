@@ -60,7 +60,6 @@ _BYTES = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Take options from a file unless the command line gives them."""
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_configuration(context, path)}
     return path
@@ -209,7 +208,6 @@ def as_it_was(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML: a list, a text, a number, true or false."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):

@@ -86,7 +86,6 @@ def report(
 
 
 def _configuration(run: Path) -> str | None:
-    """The file that repeats a run; None if there is none, as for a run in Python."""
     try:
         return (run / CONFIGURATION).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -94,7 +93,6 @@ def _configuration(run: Path) -> str | None:
 
 
 def _options(configuration: str | None) -> dict[str, Any]:
-    """The options of a run; empty if its folder does not record them."""
     try:
         content = read_toml(configuration or "")
     except ValueError:

@@ -101,7 +101,6 @@ class RunCommand(Command):
         return newest(RUNS / (str(name) if name is not None else f"{Path(str(model)).stem}{suffix}")), False
 
     def _started(self, ctx: Any, run: Path, path: Path, given: Mapping[str, Any], is_model: bool) -> dict[str, Any]:
-        """The original options that a resumed run inherits, by the names of the parameters."""
         from burnish.training.run_files import read_record
 
         started = read_configuration(ctx, path, of_run=True)
@@ -190,7 +189,6 @@ def _is_model(path: Path) -> bool:
 
 
 def _set(ctx: Any, name: str, value: Any) -> None:
-    """Set a parameter as if the file of the run had given it."""
     ctx.params[name] = value
     ctx.set_parameter_source(name, type(ctx.get_parameter_source("resume")).DEFAULT_MAP)
 

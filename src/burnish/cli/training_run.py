@@ -216,7 +216,6 @@ class TrainingRun:
     def _take_best(
         self, trainer: Trainer, result: TrainingResult, is_evaluated: bool, report: HtmlReport | None
     ) -> dict[str, Any]:
-        """Restore the epoch to export, print and report it, and return its figures."""
         folders = self.earlier if self.best_of_all else ()
         earlier = [(best_of(folder), CheckpointFolder(folder / "checkpoints").best) for folder in folders]
         figures = take_best(trainer, result, is_evaluated, earlier)
@@ -236,7 +235,6 @@ class TrainingRun:
         return figures
 
     def _write_adapters(self, session: Session, parameters: str | None) -> None:
-        """Write the adapters as separate files, in the requested forms."""
         for form in self._adapter_forms:
             path = self.folder / (form if form == PEFT else f"{form}.onnx")
             session.export(path, parameters=parameters, adapters=form)
@@ -273,7 +271,6 @@ class TrainingRun:
         return {} if self.start is None else read_checkpoint(self.start).metadata
 
     def _kept_split(self) -> dict[str, Any] | None:
-        """Return the stored held-out part of a resumed run, or None."""
         folder = self.split_folder or (self.folder if self.resumes else None)
         return None if self.data.split is None or folder is None else read_split(folder)
 
@@ -338,7 +335,6 @@ class TrainingRun:
         return program, time.monotonic() - begin
 
     def _opened(self, program: Program, spec: DataSpec) -> tuple[Dataset, str | None]:
-        """The training data, and a note if texts are longer than the model takes."""
         data, asked = self.data, self.texts.settings()
         options: dict[str, Any] = {
             "label": data.label,
@@ -416,7 +412,6 @@ class TrainingRun:
             self._say(_of_stage(warning.message) if self.is_tuning else str(warning.message))
 
     def _changes(self, course: Mapping[str, object]) -> list[str]:
-        """Return the changes in a resumed run, one line each."""
         started = read_record(self.folder).get("course")
         if not isinstance(started, dict) or not course.keys() <= started.keys():
             started = course
@@ -434,11 +429,9 @@ class TrainingRun:
 
     @property
     def _of_command(self) -> dict[str, Any]:
-        """The entries of the record that let the run be resumed from any folder."""
         return {OWN_OPTIONS: dict(self.own_options), WORKING_FOLDER: os.getcwd()}
 
     def _record_end(self, result: TrainingResult, tuned: Mapping[str, Any] | None) -> None:
-        """Add the result to the record, and the exported epoch of a tuning run."""
         ending = {"best": result.best, "tuned": tuned, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
         self._add_to_record({"result": ending})
 
@@ -449,7 +442,6 @@ class TrainingRun:
     def _record(
         self, program: Program, described: DataDescription, course: Mapping[str, Any], session: Mapping[str, Any]
     ) -> None:
-        """Write the program and the options of the run into its folder."""
         tokenizer = (
             None if self.texts.tokenizer is None else self.texts.tokenizer.read_bytes()
         )  # may be the file that is replaced
@@ -507,7 +499,7 @@ class TrainingRun:
 
 
 def _of_stage(warning: Warning | str) -> str:
-    """A short note if a stage carries over all that it should from the previous one.
+    """Return a note on state that a stage does not carry over, a short one if that is expected.
 
     A stage with cached features has no state of the layers before them, which remain as in the start model.
     """

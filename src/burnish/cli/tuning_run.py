@@ -177,14 +177,12 @@ class TuningRun(Run):
 
 
 def _unmixed(data: Data) -> Data:
-    """The data options without MixUp and CutMix, which are part of the loss."""
     parts = [] if data.augment is None else [part.strip() for part in data.augment.split(",")]
     rest = [part for part in parts if part.partition(":")[0] not in MIXES]
     return replace(data, augment=",".join(rest) or None)
 
 
 def _compilation_of(choices: Choices, number: int, loss: losses.Loss) -> Compilation:
-    """The options of ``burnish train`` for a stage of the choices."""
     stage = choices.stages[number]
     steps = stage.epochs * -(-choices.samples // choices.batch_size)
     scaled = [f"{name}=lr_scale={group['lr_scale']}" for name, group in stage.groups.items() if group != "frozen"]

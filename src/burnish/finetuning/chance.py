@@ -108,7 +108,6 @@ def _of_questions(targets: np.ndarray) -> Chance:
 
 
 def _error_of(loss: Any) -> Any:
-    """The error function of a loss on values; None for other losses."""
     if isinstance(loss, losses.MeanSquaredError):
         return np.square
     if isinstance(loss, losses.MeanAbsoluteError):
@@ -134,7 +133,6 @@ def _labels(dataset: Dataset, spec: DataSpec) -> np.ndarray:
 
 
 def _some(dataset: Dataset) -> np.ndarray:
-    """Indices of at most ``SAMPLES`` samples, spread over the data."""
     return np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), SAMPLES)).astype(np.int64))
 
 

@@ -192,7 +192,6 @@ def is_causal(program: Program, output: str, longest: int) -> bool:
 
 
 def _batch(program: Program, entries: Mapping[str, Entry], tokens: str, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """A batch that repeats one text."""
     made = {tokens: ids, MASK: np.ones_like(ids), PLACES: np.arange(len(ids)), SEGMENTS: np.zeros_like(ids)}
     count = fixed_batch(program) or 1
     return {name: np.tile(made[name], (count, 1)).astype(entry.numpy_dtype) for name, entry in entries.items() if name in made}

@@ -173,7 +173,6 @@ def _is_activated(boxes: ir.Value, scores: ir.Value) -> bool:
 
 
 def _is_square(boxes: ir.Value, scores: ir.Value) -> bool:
-    """True if boxes have four numbers and scores have another count."""
     return _numbers(boxes, scores) == SIDES and _numbers(scores, boxes) != SIDES
 
 
@@ -197,7 +196,6 @@ def _op(value: ir.Value) -> str:
 
 
 def _fits(boxes: ir.Value, scores: ir.Value) -> bool:
-    """True if two values can be the boxes and the scores of a detector."""
     return _numbers(boxes, scores) is not None
 
 
@@ -339,8 +337,6 @@ def file_line(path: str | Path, dataset: Dataset, batch_size: int, data: str, en
 
 
 class _UpToSuppression:
-    """A model that runs up to its suppression."""
-
     def __init__(self, model: ir.Model, node: ir.Node, engine: str | Engine):
         self._names = [value.name or "" for value in model.graph.inputs]
         values = [*node.inputs[:2], node.outputs[0]]
@@ -357,7 +353,6 @@ class _UpToSuppression:
 
 
 def _corners(boxes: np.ndarray, is_centred: bool) -> np.ndarray:
-    """Boxes as two corners."""
     sides = boxes.astype(np.float64)
     if not is_centred:
         return sides

@@ -284,7 +284,6 @@ def _samples(
 
 
 def _classes(dataset: Dataset, spec: DataSpec) -> list[dict[str, Any]] | None:
-    """The classes in the data, with the number of samples of each."""
     names, label = DataDescription.of(dataset).classes, spec.label
     of_samples: np.ndarray | None = None
     if isinstance(dataset, DividedDataset) and (told := dataset.sample_classes(label)) is not None:
@@ -351,7 +350,6 @@ def _inner(loss: losses.Loss) -> losses.Loss:
 
 
 def _optimizer(prepared: Transfer, stage: Stage) -> dict[str, Any]:
-    """The name and settings of the optimizer inside groups."""
     made: Any = prepared.optimizer(UNKNOWN_RATE, stage.frozen)
     while not isinstance(made, RatedOptimizer):
         made = made.optimizer
@@ -377,7 +375,6 @@ def _time(seconds: float) -> str:
 
 
 def _wrapped(name: str, text: str) -> Sequence[str]:
-    """A row of the screen: a name, followed by a text of a few lines."""
     indent = " " * COLUMN
     lines = textwrap.wrap(text, WIDTH - COLUMN, break_on_hyphens=False) or [""]
     if len(lines) > ROWS_OF_ONE:

@@ -206,7 +206,6 @@ def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan
 
 
 def _loss_at_the_start(program: Program, dataset: Dataset, batch_size: int, options: FinetuneOptions) -> float:
-    """The loss of some batches before the first step."""
     batches = itertools.islice(repeated(dataset, batch_size, options.seed, DataSpec.by(program)), BATCHES_AT_THE_START)
     with quietly(), Session(program, **options.running) as session:
         return float(session.evaluate_data(batches)["loss"])
@@ -248,7 +247,6 @@ def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
 
 
 def _stages(transfer: Transfer, epochs: int, unfreeze: str | Sequence[int] | None) -> tuple[Stage, ...]:
-    """The stages, before caching is decided."""
     if unfreeze is None:
         return (Stage(transfer.frozen, epochs),)
     layers = transfer.layers
@@ -393,7 +391,6 @@ def available_memory() -> int | None:
 
 
 def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """The sizes of the open dimensions, except the batch."""
     entries = program.signature["step"].inputs_of(Role.DATA, Role.LABEL)
     return {
         extent: size

@@ -398,11 +398,6 @@ def _scaled(
 
 
 def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | None:
-    """The names of the classes in data, or None.
-
-    Raises:
-        DataError: all samples have one class.
-    """
     names = DataDescription.of(dataset).classes
     if task.kind == "classes" and names is not None and len(names) == 1:
         raise DataError(
@@ -428,7 +423,6 @@ def _check_occurring(task: Task, spec: DataSpec, occurring: Sequence[int], data:
 
 
 def _arrays(model: ir.Model, head: AnyHead) -> dict[str, np.ndarray]:
-    """The arrays of a head."""
     values = ((name, model.graph.initializers[name].const_value) for name in head.initializers)
     return {name: tensor.numpy() for name, tensor in values if tensor is not None}
 
@@ -455,7 +449,6 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
 
 
 def _said(task: Task, names: Sequence[str] | None = None) -> list[str]:
-    """Notes on a task other than plain classes."""
     notes = []
     outputs = [task.outputs] if isinstance(task.outputs, str) else task.outputs
     if task.kind == "questions":
@@ -596,7 +589,6 @@ def _weights_in_order(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[str]]]:
 
 
 def _frozen(model: ir.Model, head: AnyHead, until: str | None, outputs: str | Sequence[str]) -> tuple[str, ...]:
-    """The initializers before a place in the graph."""
     if until is None:
         return ()
     trainable = _trainable(model, outputs)

@@ -34,7 +34,7 @@ BACK_AT_MOST = 8.0
 """Highest factor over the rate at the least loss at which the loss counts as back at its start; the last rate tried is another
 limit. Rates that did no harm count no further either."""
 BELOW_THE_EDGE = 3
-"""Half was as good on average over models, but far worse if a long run is unstable at lower rates than a test."""
+"""Divisor of the edge rate. 2 is as good on average over models, but far worse if a long run is unstable at lower rates."""
 UNKNOWN_RATE = 0.001
 """Rate of SGD with momentum 0.9 if nothing is known, from PyTorch's tutorial on transfer learning."""
 HIGHEST_OF_ADAMW, BELOW_THE_LEAST_OF_ADAMW, BELOW_DIVERGENCE_OF_ADAMW = 0.1, 10, 100
@@ -278,7 +278,6 @@ def find_rate(
 
 
 def _judged_of_adamw(tests: list[RangeTest], usual: float) -> tuple[float, str]:
-    """The rate for AdamW from range tests, and a line with the reason."""
     diverged = [test.last for test in tests if test.has_diverged]
     if tests and _have_fallen(tests):
         least = min(test.rate(test.least) for test in tests)
@@ -330,7 +329,6 @@ def _trials(
 
 
 def _start(trials: list[RateTrial]) -> float:
-    """The initial loss, from the trial at the lowest rate."""
     return float(np.mean(trials[-1].losses[:HARMLESS])) if trials[-1].losses else math.inf
 
 
@@ -367,7 +365,6 @@ def _best_of(trials: list[RateTrial], is_trained: bool) -> tuple[float, str] | N
 
 
 def _judged(tests: list[RangeTest]) -> tuple[float, str]:
-    """The rate from range tests, and a line with the reason."""
     if not tests:
         return UNKNOWN_RATE, f"lr: {UNKNOWN_RATE:g}, the usual one of SGD with momentum, as there was no batch to try"
     diverged = [test.last for test in tests if test.has_diverged]

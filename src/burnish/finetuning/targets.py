@@ -135,7 +135,6 @@ def _divide(head: Head, mean: np.ndarray, std: np.ndarray) -> None:
 
 
 def _behind(output: ir.Value, head: Head) -> list[ir.Node]:
-    """The nodes between a head and the output."""
     nodes: list[ir.Node] = []
     value: ir.Value | None = output
     while value is not None and (node := value.producer()) is not None and node is not head.node:

@@ -384,7 +384,6 @@ class OneFile(Run):
         return path, result
 
     def _opened(self, program: Program) -> Dataset | None:
-        """Evaluation data, read like the training data; None if there are none."""
         if self.options.eval_data is None:
             return self.plan.transfer.evaluation
         described = DataDescription.of(self.dataset)
@@ -395,7 +394,6 @@ class OneFile(Run):
 
 
 def _plan_of_integers(plan: Plan, choices: Choices, model: ir.Model, loss: losses.Loss) -> Plan:
-    """Return the plan of the quantized stage."""
     chosen = choices.stages[-1]
     batch = plan.transfer.batch if takes_one_sample(model) else None
     task = replace(plan.transfer.task, loss=loss)
@@ -449,7 +447,6 @@ def take_best(
 
 
 def _loss_of(path: Path) -> float | None:
-    """The loss of a best checkpoint's epoch; None if it is not stored."""
     with open_checkpoint(path) as checkpoint:
         loss = checkpoint.extra.get("position", {}).get("best_loss")
     return float(loss) if isinstance(loss, int | float) else None

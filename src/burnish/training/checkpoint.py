@@ -205,7 +205,6 @@ def open_checkpoint(path: str | Path, is_known: Callable[[JournalPlace], bool] |
 def _journalled(
     path: Path, head: StateFile, place: JournalPlace, is_known: Callable[[JournalPlace], bool] | None
 ) -> Iterator[JournalledState]:
-    """The state of a checkpoint with a journal."""
     folder = path.parent / JOURNAL
     if not (folder / place.base).is_file():
         raise CheckpointError(

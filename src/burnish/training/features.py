@@ -84,7 +84,6 @@ class Features:
         return {name: self._none_of(name, array) for name, array in computed.items()} if without_samples else computed
 
     def _stand_in(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A substitute for an input without samples."""
         signature = self.program.signature[FEATURES]
         entry = next(entry for entry in signature.inputs_of(Role.DATA) if entry.name == name)
         return stand_in(entry, array.shape, signature)

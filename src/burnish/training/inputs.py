@@ -408,7 +408,6 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
 
 
 def _position(mask: np.ndarray) -> str:
-    """Return the first true index of a mask."""
     return str([int(index) for index in np.unravel_index(int(mask.argmax()), mask.shape)])
 
 

@@ -243,7 +243,6 @@ def _of_masks(program: Program, steps: int) -> Iterator[str]:
 
 
 def _named(options: Any) -> Iterator[Mapping[str, Any]]:
-    """The settings of optimizers and schedules in the options of an optimizer, at any depth."""
     if isinstance(options, Mapping):
         if isinstance(options.get("name"), str):
             yield options

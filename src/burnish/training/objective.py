@@ -339,7 +339,6 @@ def _moved(file: Path, samples: Mapping[str, np.ndarray], tolerance: float, thre
 
 
 def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None:
-    """Return a function that runs a file; None if ONNX Runtime does not load it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -364,7 +363,6 @@ def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, n
 
 
 def _tolerance(program: Program) -> float:
-    """The difference that rounding may explain, by the precision of the file."""
     graph = program.graphs.unlowered("predict").graph
     values = [value for node in graph.all_nodes() for value in node.outputs]
     if any("Quantize" in node.op_type or node.op_type.endswith("Integer") for node in graph.all_nodes()):
@@ -374,7 +372,6 @@ def _tolerance(program: Program) -> float:
 
 
 def _least_sizes(program: Program) -> dict[str, float]:
-    """The least size assumed for outputs, by name."""
     graph = program.graphs.unlowered("predict").graph
     return {value.name or "": LEAST for value in graph.outputs if producer_of(value, "Sigmoid") is not None}
 
@@ -386,7 +383,6 @@ def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
 def _differences(
     actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], least: Mapping[str, float]
 ) -> dict[str, float]:
-    """The differences between outputs by name, for those in both."""
     return {
         name: _apart(np.asarray(actual[name]), array, least.get(name, 0.0)) for name, array in expected.items() if name in actual
     }

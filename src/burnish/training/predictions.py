@@ -161,7 +161,6 @@ def _by_loss(model: TrainedModel, name: str, loss: losses.Loss) -> Answer:
 
 
 def _by_graph(model: TrainedModel, name: str) -> Answer:
-    """Interpret an output by the nodes that compute it; the model does not record its training."""
     for activation, kind in ((SOFTMAX, "classes"), (SIGMOID, "questions")):
         prediction = _found(model, name, activation)
         if prediction.stepped_over is not None:
@@ -277,7 +276,6 @@ def found_in(model: TrainedModel, dataset: Dataset, batch_size: int = 32) -> Ite
 
 
 def _nothing_there(model: TrainedModel, count: int) -> dict[str, np.ndarray]:
-    """The label inputs of a detection loss for pictures without objects."""
     spec = model.to_evaluate
     arrays = {}
     for entry in (spec.label, *spec.further_labels):

@@ -482,7 +482,6 @@ def _batch_size(asked: int | None) -> int:
 
 
 def _rows_of(batches: Iterable[AxisFirst]) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the outputs of each sample."""
     for outputs in batches:
         for row in range(len(next(iter(outputs.values())))):
             yield {name: array[row] for name, array in outputs.items()}
@@ -491,7 +490,6 @@ def _rows_of(batches: Iterable[AxisFirst]) -> Iterator[dict[str, np.ndarray]]:
 def _of_numbers(
     answer: Answer, name: str, numbers: np.ndarray, known: tuple[str, ...] | None, outputs: Mapping[str, np.ndarray]
 ) -> Prediction:
-    """Return a prediction from one row of probabilities, scores or values."""
     if answer.kind == "values" or (len(numbers) == 1 and answer.kind != "questions"):
         return Prediction(name, values=numbers, outputs=outputs)
     is_known = bool(np.isfinite(numbers).all())

@@ -93,21 +93,7 @@ class AnswerOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorOptions(SavedModelOptions, AnswerOptions):
-    """The options of a predictor.
-
-    Args:
-        engine, threads: as in ``Session``.
-        program: saved program of a checkpoint that is not in the folder of its run.
-        best: for a run, the best epoch or the latest state; None: the exported one.
-        average: True to read the averaged weights of the optimizer; None: as the run exported.
-        sample_axis: for an ONNX file, as in ``burnish.compile``.
-        outputs: output to read; None: the one that the loss reads, or the only one.
-        activation: function that gives probabilities: ``softmax``, ``sigmoid`` or ``none``; None: according to the model.
-        score: lowest score of a detector's boxes.
-        loss, metrics: objective to evaluate an ONNX file, as in ``burnish.compile``; None: according to the file.
-        label: label column of a table, which is not an input.
-        image_size, pixels, text, sound, missing: as in ``burnish.data.open_dataset``; None: according to the model.
-    """
+    """The options of a predictor; ``Predictor`` documents each option."""
 
     loss: losses.LossLike | None = option(None)
     metrics: Sequence[str | metrics.Metric] | None = option(None)

@@ -224,7 +224,6 @@ def owners_of(program: Program) -> dict[str, str]:
 
 
 def _place(run: NodeRun) -> tuple[str, str]:
-    """The row and the phase of a run."""
     source = run.source or UNKNOWN
     if source in UPDATES:
         return OPTIMIZER, UPDATE

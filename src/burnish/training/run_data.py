@@ -138,7 +138,6 @@ class RunData:
     def _of_batches(
         cls, program: Program, train: DataSource, evaluation: DataSource | None, spec: DataSpec, **options: Any
     ) -> RunData:
-        """Open sources, at least one of them an iterable of batches."""
         asked = [name for name, value in options.items() if value is not None and is_batches(train)]
         if asked or program.features is not None:
             what = asked[0] if asked else "cached_features"
@@ -320,7 +319,6 @@ class RunData:
 
 
 def _begun(program: Program, dataset: Dataset, name: str) -> Dataset:
-    """A data set in the form that the steps of a program take."""
     return dataset if program.features is None else FeatureDataset(dataset, name)
 
 

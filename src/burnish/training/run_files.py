@@ -261,7 +261,6 @@ def best_of(run: Path) -> dict[str, Any] | None:
 
 
 def _ending(run: Path) -> dict[str, Any]:
-    """The recorded result of a run; empty if there is none."""
     ending = read_record(run).get("result")
     return ending if isinstance(ending, dict) else {}
 

@@ -397,7 +397,6 @@ class RunLock:
 
 
 def _locked(path: Path, folder: Path) -> int:
-    """Lock a file in this process, and return its descriptor."""
     while True:
         try:
             # Only the owner may open it: whoever can open it can lock it. A link would redirect the write to another file.

@@ -337,9 +337,9 @@ class Session(TakesPart):
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of the state, by state name; also from a closed session.
 
-        With ``DataParallel(shard_optimizer=True)`` or ``shard_tables``, between the updates of an optimizer that accumulates, and
-        with ``synchronize_every``, which ends a round, all workers call it at the same time. For ``save_checkpoint`` and
-        ``export``, which read it, the others call ``take_part``.
+        All workers call it at the same time with ``DataParallel(shard_optimizer=True)`` or ``shard_tables``, between the updates
+        of an optimizer that accumulates, and with ``synchronize_every``, if the state ends a round. While one worker calls
+        ``save_checkpoint`` or ``export``, which read the state, the others call ``take_part``.
 
         Raises:
             EngineError: the session is closed, and other workers had a part of its state.
@@ -523,7 +523,6 @@ class Session(TakesPart):
             self._tables.settle()
 
     def _row_writer(self) -> RowWriter:
-        """Return the tracker of changed rows, or raise ConfigurationError."""
         return check_journal(self.program, self._closed_tables if self._runner is None else self._runner.row_writer)
 
     def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
@@ -606,7 +605,6 @@ class Session(TakesPart):
             self.features.inherit()
 
     def _tell_departures(self, call: str) -> None:
-        """Warn, once, if inference in the initial state differs from the file."""
         reasons, self._departures = self._departures, ()
         if self.step_count == 0:
             said = f"{call} does not compute what the file of this model computes: {'; '.join(reasons)}"

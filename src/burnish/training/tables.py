@@ -259,7 +259,6 @@ def _new_base(
 
 
 def _places(folder: Path) -> Iterator[tuple[Path, JournalPlace]]:
-    """The checkpoints in a folder that have a journal, and their places in it."""
     for path in sorted(folder.glob("*.safetensors")):
         with contextlib.suppress(CheckpointError):  # damaged or not a checkpoint: it needs nothing
             if (place := place_of(path)) is not None:

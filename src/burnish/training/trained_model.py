@@ -375,7 +375,6 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 
 def _batches(data: Dataset, batch_size: int) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
-    """Yield the batches of a data set in order, each with its number of samples."""
     for start in range(0, len(data), batch_size):
         indices: Iterable[int] = range(start, min(start + batch_size, len(data)))
         chosen = np.asarray(indices, dtype=np.int64)

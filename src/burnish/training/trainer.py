@@ -177,7 +177,6 @@ class Trainer:
             workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
 
     def _begin(self, data: RunData, resume: bool) -> None:
-        """Enter the folder of the run, at its start or its last position."""
         if self.run_folder.checkpoints.journal:
             self.session.check_journal()
         self.session.metadata = data.described.metadata()
@@ -527,13 +526,11 @@ class Trainer:
             return False
 
     def _wish(self) -> int:
-        """The vote of this worker."""
         if self._stop.noted is not None:
             return workers.TERMINATE if self._stop.noted == signal.SIGTERM else workers.INTERRUPT
         return workers.GO_ON if self._callbacks.stop_reason is None else workers.STOP
 
     def _stop_if_asked(self) -> None:
-        """Save the state and leave the loop after Ctrl-C, SIGTERM or a callback's request."""
         alone = self._group.world_size == 1
         wish = self._wish() if alone else self._stop_vote.passed()
         if wish == workers.GO_ON:

@@ -41,11 +41,6 @@ NOT_INSTALLED = {
 
 
 def _package(name: str) -> Any:
-    """Import the package of a logger.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -53,8 +48,6 @@ def _package(name: str) -> Any:
 
 
 class _Tracker(Callback):
-    """The base of both trackers, which decides when to log."""
-
     def __init__(self, every: int):
         self._speed = Speed(every)
 
@@ -69,7 +62,6 @@ class _Tracker(Callback):
         self._log({**figures, "epoch": float(report.epoch)}, report.step)
 
     def _log_rest(self) -> None:
-        """Log the remaining steps at the end of the run."""
         if (rest := self._speed.rest()) is not None:
             step, figures = rest
             self._log(figures, step)

@@ -58,8 +58,6 @@ class Line:
 
 @dataclass(frozen=True)
 class _Tick:
-    """A label, and its place along the axis."""
-
     at: float
     label: str
 

@@ -205,7 +205,6 @@ class Contents:
 
 
 def _figure(column: str) -> str:
-    """The figure in a column of ``metrics.csv``, for either data."""
     return column.removeprefix(EVALUATION_PREFIX)
 
 

@@ -154,7 +154,6 @@ def _mixed_up(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def _figures_of_classes(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Precision, recall and F1 of each class, the worst first."""
     right = np.diag(matrix).astype(np.float64)
     truth, said = matrix.sum(axis=1), matrix.sum(axis=0)
     precision, recall = right / np.maximum(said, 1), right / np.maximum(truth, 1)
@@ -166,7 +165,6 @@ def _figures_of_classes(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[
 
 
 def _examples_said(judgement: Judgement | None, data: str, without_pictures: str | None) -> str:
-    """A caption of the examples; empty if there is nothing to say."""
     if judgement is None:
         return ""
     if not judgement.worst:

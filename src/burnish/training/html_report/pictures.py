@@ -111,7 +111,6 @@ def drawn_on(picture: np.ndarray, boxes: np.ndarray, colours: np.ndarray, right:
 
 
 def _layout(sample: np.ndarray, preprocessing: Preprocessing | None) -> str | None:
-    """The layout of a sample; None if it is no image."""
     fits = {
         "NHW": sample.ndim == 2 and min(sample.shape) > 1,
         "NCHW": sample.ndim == 3 and sample.shape[0] in (1, 3),

@@ -30,8 +30,6 @@ EVEN_ODDS = 0.5
 
 
 class _Part:
-    """A contiguous part of a data set."""
-
     def __init__(self, dataset: Dataset, start: int, stop: int):
         self._dataset, self._start, self._count = dataset, start, stop - start
 
@@ -158,8 +156,6 @@ def _most_mixed_up(matrix: np.ndarray) -> tuple[int, int, float]:
 
 
 class _Worst:
-    """The samples with the largest errors; the others are not kept."""
-
     def __init__(self, model: TrainedModel, count: int):
         self._model, self._count = model, count
         self._heap: list[tuple[float, int, Example]] = []
@@ -208,7 +204,6 @@ class _Worst:
                 self._keep(error, start + row, *named, self._sample(batch, row))
 
     def add_questions(self, start: int, batch: dict[str, np.ndarray], targets: np.ndarray, numbers: np.ndarray) -> None:
-        """Add samples with several yes-or-no labels."""
         names = class_names(self._model.described.classes, targets.shape[1])
         chances = np.clip(numbers, SMALLEST, 1 - SMALLEST)
         errors = -(targets * np.log(chances) + (1 - targets) * np.log1p(-chances)).mean(axis=1)
@@ -221,7 +216,6 @@ class _Worst:
         return tuple(example for _, _, example in sorted(self._heap, key=lambda item: (-item[0], -item[1])))
 
     def _name(self, count: int) -> None:
-        """Set the names of the classes; their numbers if the model has no names."""
         self.names = tuple(class_names(self._model.described.classes, count))
 
     def _takes(self, error: float) -> bool:
@@ -243,7 +237,6 @@ class _Worst:
 
 
 def _yes(names: Sequence[str], which: np.ndarray) -> str:
-    """The labels that are a yes, in words."""
     return ", ".join(name for name, is_yes in zip(names, which.tolist(), strict=True) if is_yes) or "none"
 
 
@@ -386,7 +379,6 @@ def _chosen(picture: Picture, boxes: np.ndarray) -> Picture:
 
 
 def _names(model: TrainedModel, pictures: Sequence[Picture]) -> tuple[str, ...]:
-    """The names of the classes (their numbers if the model has no names), and "nothing"."""
     known = model.described.classes
     count = 1 + max((int(max(one.labels.max(initial=-1), one.classes.max(initial=-1))) for one in pictures), default=-1)
     named = known if known is not None and len(known) >= count else tuple(map(str, range(count)))
@@ -394,7 +386,6 @@ def _names(model: TrainedModel, pictures: Sequence[Picture]) -> tuple[str, ...]:
 
 
 def _wrong(picture: Picture, pairs: _Pairs) -> int:
-    """The number of missed objects, misclassified objects and spare boxes."""
     mixed_up = picture.labels[pairs.objects] != picture.classes[pairs.boxes]
     return len(pairs.spare) + len(pairs.missed) + int(mixed_up.sum())
 
@@ -420,6 +411,5 @@ def _example(
 
 
 def _counted(classes: np.ndarray, names: Sequence[str]) -> str:
-    """The counts of each class, in words."""
     counts = np.bincount(classes, minlength=len(names))
     return ", ".join(f"{count} {names[index]}" for index, count in enumerate(counts.tolist()) if count) or NOTHING
