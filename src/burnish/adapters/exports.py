@@ -125,7 +125,6 @@ def write_onnx_adapter(arrays: Mapping[str, np.ndarray], path: Path) -> Path:
 
 
 def _drop_scaling(graph: ir.Graph, b: ir.Value) -> None:
-    """Make the readers of a scaled B read B itself."""
     for node, _ in tuple(b.uses()):
         if node.domain == "" and node.op_type == "Mul":
             replace_uses(node.outputs[0], b)
@@ -144,7 +143,6 @@ def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
 
 
 def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
-    """Return values of an adapter's part that have no effect."""
     if part in "AB":
         axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
         rank = _groups(model, adapter) if part == "A" else 1

@@ -250,7 +250,6 @@ def _no_match(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: d
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """Return a hint on similar names."""
     ending = [name for name in names if name.endswith(f".{pattern}")]
     if len(ending) > 1:
         return f" (did you mean '*.{pattern}', which matches {len(ending)}, such as '{ending[0]}'?)"

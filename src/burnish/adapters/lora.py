@@ -71,7 +71,7 @@ def lora(
     Raises:
         ConfigurationError: a pattern matches nothing or something that cannot be adapted, an option does not fit, or a layer
             already has an adapter.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     options = _options(rank, alpha, variant, dropout, rslora, feedforward)
     check_seed(seed)
@@ -157,7 +157,6 @@ def _options(
 
 
 def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
-    """Return the layers to adapt by default."""
     layers, refused = find_layers(model.graph)
     chosen = [layer for layer in layers if layer.node.op_type != "Gather" and layer.source.name not in others]
     unknown = [layer for layer in chosen if layer.node.graph is not model.graph and _reads_unknown(layer)]
@@ -273,7 +272,6 @@ def _standing_in(
 
 
 def _with_scaled_input(graph: ir.Graph, names: Names, adapter: Adapter, layer: Layer, scale: ir.Value) -> Adapter:
-    """Scale the input of a node; its output keeps its name."""
     builder, node = Builder(graph, before=layer.node), layer.node
     read = node.inputs[0]
     assert read is not None

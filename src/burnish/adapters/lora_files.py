@@ -108,7 +108,6 @@ def name_in_diffusers(module: str) -> str:
 
 
 def _placed(path: Path, key: str) -> tuple[str, str, str]:
-    """Return component, module and part of a key."""
     component, name = "", key
     if (kohya := _KOHYA.fullmatch(key)) is not None:
         component, name = kohya["component"], f"{kohya['module']}.{kohya['part']}"

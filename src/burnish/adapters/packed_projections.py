@@ -48,7 +48,6 @@ def with_packed_projections(held: PeftAdapters, layers_of: Callable[[str], Seque
 
 
 def _together(held: PeftAdapters, projections: Mapping[str, str], layer: Layer) -> tuple[dict[str, np.ndarray], float]:
-    """Return the arrays of the combined adapter, and its alpha."""
     first = next(iter(projections.values()))
     if held.variant != "lora":
         raise ConfigurationError(

@@ -73,7 +73,7 @@ def load_peft(
         CheckpointError: a file is missing or damaged.
         ConfigurationError: the model lacks a layer or its extents differ, the kind of adapter is unsupported, or several or no
             components fit.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     path, model = Path(folder), load(source)
     held_by_component = _read(path)
@@ -124,7 +124,7 @@ def save_peft(source: Source, folder: str | os.PathLike[str], names: Names = Non
     Raises:
         ConfigurationError: the model has no adapters, PEFT does not support them, or a layer has no module name.
         CheckpointError: a file cannot be written.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     model = load(source)
     check_form("peft", model.metadata_props)
@@ -144,7 +144,7 @@ def merge_adapters(source: Source) -> ir.Model:
         A canonical model.
 
     Raises:
-        ModelError: the source is not a valid ONNX model, or an adapter was changed.
+        ModelError: invalid ONNX model, or an adapter was changed.
         CheckpointError: a merged weight is not finite.
     """
     model = load(source)
@@ -278,7 +278,6 @@ def _in_shape_of(value: ir.Value, operator: str, array: np.ndarray) -> np.ndarra
 
 
 def _options(held: PeftAdapters, module: str) -> dict[str, object]:
-    """Return the options of ``adapted`` for a layer."""
     is_scaled = module in held.feedforward
     common: dict[str, object] = {"variant": held.variant, "feedforward": is_scaled}
     if not VARIANTS[held.variant].has_rank:
@@ -288,7 +287,6 @@ def _options(held: PeftAdapters, module: str) -> dict[str, object]:
 
 
 def _initializer_of(name: str, names: Names, model: ir.Model) -> str:
-    """Return the initializer of a parameter."""
     initializers, aliases = model.graph.initializers, other_names(model.graph)
     found = [one for one in initializers if called(one, names) == name]
     found = found or [one for one, others in aliases.items() if name in others]

@@ -321,7 +321,6 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
 
 
 def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
-    """Raise ConfigurationError if PEFT does not support adapters of a convolution."""
     product = next(value for node in model.graph.all_nodes() for value in node.outputs if value.name == adapter.product)
     node = product.producer()
     if node is None or adapter.operator != "Conv" or not VARIANTS[adapter.variant].has_rank:

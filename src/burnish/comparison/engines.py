@@ -167,8 +167,6 @@ def compare_engines(
 
 
 class _Run:
-    """The engines with the open program, and the results so far."""
-
     def __init__(
         self,
         program: Program,

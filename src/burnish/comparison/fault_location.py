@@ -307,7 +307,6 @@ def _members(bits: int) -> Iterator[int]:
 
 
 def _with_outputs(model: ir.Model, names: Collection[str]) -> ir.Model:
-    """Return a copy of a model with further values as outputs."""
     copy = model.clone()
     further = set(names) - {value.name for value in copy.graph.outputs}
     copy.graph.outputs.extend(value for node in copy.graph for value in node.outputs if value.name in further)
@@ -335,7 +334,6 @@ def _described(node: ir.Node, output: str) -> str:
 
 
 def _reached(node: ir.Node, updates: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the state entries whose next value depends on a node."""
     reached, pending = set(), list(node.outputs)
     while pending:
         value = pending.pop()

@@ -137,7 +137,6 @@ def _graph_of(program: Program) -> ir.Model:
 
 
 def _point(program: Program, batch: Mapping[str, np.ndarray], trained: list[str], seed: int) -> Arrays:
-    """Return all inputs of the graph, in float64."""
     generator = np.random.default_rng((seed, 1))
     arrays = {**program.initial_state(seed), **batch}
     point = {}

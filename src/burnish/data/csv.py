@@ -128,7 +128,6 @@ def read_columns(path: Path, verbatim: Collection[str] = ()) -> tuple[dict[str, 
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the column names, the rows and their line numbers."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             delimiter = _delimiter(file.readline())
@@ -208,7 +207,7 @@ def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[s
 
     Args:
         cells: column name -> its cells, without surrounding spaces.
-        source: name of the data in error messages.
+        source: name for errors.
 
     Raises:
         DataError: a column has both decimal commas and decimal points, or its commas or points stay ambiguous.
@@ -268,7 +267,6 @@ def _check_points(cells: Mapping[str, Sequence[str]], decimal: str, source: str)
 
 
 def _has_point(values: Sequence[str]) -> bool:
-    """True if a column holds numbers with decimal points."""
     there = [value for value in values if value.lower() not in MARKS]
     return any("." in value for value in there) and all(map(is_number_text, there))
 

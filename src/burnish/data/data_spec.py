@@ -127,7 +127,7 @@ class DataSpec:
         return replace(self, described=replace(known, labels=labels), is_training=False)
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the classes in the order of their indices: the model's own if it has them all, else ``names``."""
+        """Return the classes by index: the model's own if it has them all, else ``names``."""
         classes = self.described.classes
         if classes is None or not set(names) <= set(classes):
             return tuple(names)
@@ -195,7 +195,7 @@ class DataSpec:
 
         Args:
             arrays: [samples, ...], by input name; uint8 arrays for floating-point inputs are pixels.
-            source: name of the data in error messages.
+            source: name for errors.
             pixels: preprocessing of pixels.
 
         Returns:
@@ -237,7 +237,7 @@ def fit_data(
     Args:
         array: [samples, ...].
         entry: the input.
-        source: name of the data in error messages.
+        source: name for errors.
         pixels: preprocessing of bytes; by default they are divided by 255.
         samples: numbers of the samples for error messages; counted from 0 by default.
 
@@ -285,8 +285,8 @@ def fit_label(
         labels: [samples, ...]; class names become indices in sorted order, and the model's own class numbers (such as 1, 2, 3)
             become their indices.
         entry: the label input.
-        source: name of the data in error messages.
-        classes: class names in the order of their indices, instead of sorted order.
+        source: name for errors.
+        classes: class names by index, instead of sorted order.
         spec: source of the order of the model's own classes, if these include all labels.
 
     Returns:
@@ -338,7 +338,6 @@ def is_shared(shape: Sequence[int], entry: Entry) -> bool:
 
 
 def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
-    """Return text; integers are converted to text."""
     if array.dtype.kind in "US":
         return _as_text(array, f"input '{entry.name}'", source)
     if array.dtype.kind not in "USOiu" or not all(isinstance(item, str | int) for item in array.reshape(-1).tolist()):
@@ -457,7 +456,7 @@ def check_held(array: np.ndarray, entry: Entry, source: str, samples: np.ndarray
     Args:
         array: the numbers, [samples, ...].
         entry: the input.
-        source: name of the data.
+        source: name for errors.
         samples: numbers of the samples; counted from 0 by default.
     """
     _, lost = cast(array, entry.numpy_dtype)

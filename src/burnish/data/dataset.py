@@ -170,6 +170,7 @@ class ArrayDataset:
 
     @property
     def divisible(self) -> int:
+        """Number of samples."""
         return len(self)
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
@@ -198,7 +199,7 @@ def group_values(column: np.ndarray | None, name: str, source: str, available: s
     Args:
         column: the column; None if there is no such column.
         name: name of the column.
-        source: name of the data in error messages.
+        source: name for errors.
         available: names of the columns there are.
 
     Raises:

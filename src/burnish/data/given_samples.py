@@ -229,7 +229,6 @@ class SampleReader:
         return replace(samples, kind="sample", names=[f"{path}:{name}" for name in samples.names])
 
     def _texts(self, texts: Any, names: Sequence[str] | None) -> Samples:
-        """Return samples of texts in memory, or of an object with text columns."""
         text = self.text_of(None) or Text()
         spec = replace(self.spec, label=None, predicts=True)
 
@@ -339,7 +338,6 @@ class SampleReader:
         return Given((Samples(dataset, "row", row_names(len(dataset)), preprocessing, sides=sides),), is_one)
 
     def _columns(self, columns: Mapping[str, np.ndarray]) -> Samples:
-        """Return samples of columns by name, each [rows]."""
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items()) or "none"

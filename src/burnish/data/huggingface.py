@@ -96,7 +96,6 @@ def named_labels(source: Any, column: str) -> tuple[np.ndarray, list[str] | None
 
 
 def _lists(held: Sequence[Sequence[Any]], names: Sequence[str] | None) -> np.ndarray:
-    """Return lists of labels as an array of objects, as names if their feature has names."""
     lists = np.empty(len(held), object)
     for row, labels in enumerate(held):
         wrong = [label for label in labels if names is not None and not 0 <= int(label) < len(names)]
@@ -150,8 +149,8 @@ def columns_dataset(
     Args:
         source: the Hugging Face dataset.
         spec: inputs of the program.
-        classes: class names in the order of their indices.
-        pixels: preprocessing of byte arrays.
+        classes: class names by index.
+        pixels: preprocessing of bytes.
         split: split for evaluation; its column of groups is not a feature.
         label: label column (see ``table_dataset``); None finds it by names and features.
         how: further options of ``table_dataset``.
@@ -183,7 +182,6 @@ def columns_dataset(
 
 
 def _element_type(feature: Any) -> str | None:
-    """Return the dtype name of the numbers in an array or list feature."""
     while not isinstance(getattr(feature, "dtype", None), str) or getattr(feature, "feature", None) is not None:
         if getattr(feature, "feature", None) is None:
             return None

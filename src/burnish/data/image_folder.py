@@ -30,7 +30,7 @@ class ImageFolder(LabelledImages):
     Args:
         path: the folder.
         spec: inputs of the program.
-        classes: class names in the order of their indices, instead of the sorted subfolders.
+        classes: class names by index, instead of sorted subfolders.
         size: height and width, if the model leaves them open.
         pixels: preprocessing of pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings. The default is that of the
             model's metadata, else division by 255 for floating-point inputs.

@@ -54,7 +54,7 @@ def label_columns(
     Args:
         columns: names of all columns.
         asked_for: one name, or several with commas between them.
-        source: name of the data, for errors.
+        source: name for errors.
         known: label columns of the trained model.
 
     Raises:
@@ -113,7 +113,7 @@ def several_labels(
 
     Args:
         labels: the labels of each sample.
-        source: name of the data, for errors.
+        source: name for errors.
         classes: names in the order of the columns; those that occur, sorted, by default.
 
     Raises:

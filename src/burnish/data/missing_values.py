@@ -39,7 +39,7 @@ class Columns(dict[str, np.ndarray]):
     """Table columns by name, each [rows].
 
     Attributes:
-        rows: name of each row, for errors.
+        rows: row names, for errors.
         gaps: masks of missing values, bool [rows], for columns that have any; the values there are meaningless.
         cells: original cells of these columns, for errors.
     """
@@ -181,8 +181,8 @@ def without_missing(
         columns: the columns, each [rows].
         gaps: masks of missing values, bool [rows].
         missing: ``error`` and ``predicted`` raise an error, ``drop`` removes the rows, ``kept`` keeps them.
-        source: name of the data, for errors.
-        rows: name of each row.
+        source: name for errors.
+        rows: row names.
         cells: original cells of each column, for errors.
 
     Raises:
@@ -216,8 +216,8 @@ def refuse_other_digits(name: str, values: Sequence[str], source: str, rows: Seq
     Args:
         name: name of the column.
         values: its cells.
-        source: name of the data, for errors.
-        rows: name of each row.
+        source: name for errors.
+        rows: row names.
     """
     if not _OTHER_DIGITS.search("".join(values)):
         return

@@ -23,7 +23,7 @@ class DataDescription:
 
     Attributes:
         preprocessing: preprocessing of image pixels.
-        classes: class names, in the order of their indices.
+        classes: class names by index.
         numbers: the model's own class numbers, if they differ from the indices.
         text: tokenization of texts.
         table: table columns, if some are categorical.

@@ -107,7 +107,6 @@ def _chosen(arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec) -> dic
 
 
 def _note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
-    """Return a note on unused arrays and on those transposed to the model's layout."""
     unread = unread_note(arrays, spec, path)
     turned = turned_inputs(_chosen(arrays, path, spec), spec.data)
     if turned is None:
@@ -204,14 +203,14 @@ class MappedArrays:
     Args:
         path: the folder or the file.
         spec: inputs of the program.
-        classes: class names in the order of their indices.
-        pixels: preprocessing of byte arrays; see ``open_dataset``.
+        classes: class names by index.
+        pixels: preprocessing of bytes; see ``open_dataset``.
         label: label file of a single file.
         group: name of the array of groups.
 
     Attributes:
         classes: class names, if the labels are names.
-        preprocessing: preprocessing of byte arrays, or None.
+        preprocessing: preprocessing of bytes, or None.
         note: remarks for the user.
         groups: the group of each sample, or None.
 
@@ -298,7 +297,6 @@ class MappedArrays:
 
 
 def _labels_beside(path: Path, spec: DataSpec, label: str | None) -> Path:
-    """Return the label file of a single array file."""
     spec.only_label(str(path))
     if label is None:
         raise DataError(

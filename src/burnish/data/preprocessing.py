@@ -94,7 +94,7 @@ class Preprocessing(PlainSettings):
 
         Args:
             entry: the input.
-            source: name of the data, for errors.
+            source: name for errors.
 
         Raises:
             DataError: the input does not take images or contradicts the settings, the size stays open, or an integer input would
@@ -204,7 +204,7 @@ def image_layout(
 
     Args:
         entry: the input.
-        source: name of the data, for errors.
+        source: name for errors.
         layout: layout to assume if the shape is ambiguous.
         channels: channels to assume if their number is symbolic; color by default.
 
@@ -236,7 +236,7 @@ def of_bytes(array: np.ndarray, entry: Entry, pixels: Preprocessing, source: str
         array: uint8, in the shape of the input; channels keep their order.
         entry: the input.
         pixels: preprocessing of a byte.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Raises:
         DataError: the settings have numbers per channel, and the input does not have these channels.

@@ -120,7 +120,6 @@ class ReadAhead:
         return future.result()
 
     def _cancel(self, futures: Iterable[Future[Batch]]) -> None:
-        """Cancel waiting tasks, and wait for those in progress."""
         self._wait_for([future for future in futures if not future.cancel()])
 
     def _wait_for(self, futures: Sequence[Future[Batch]]) -> None:
@@ -226,7 +225,6 @@ def _read(process: _ReadingProcess, dataset: Dataset, task: _Task) -> Batch:
 
 
 def _error(header: dict[str, Any]) -> BaseException:
-    """Return the error that a dataset raised in a reading process."""
     kind = getattr(errors, header.get("kind", ""), None)
     if isinstance(kind, type) and issubclass(kind, BurnishError):
         try:

@@ -55,7 +55,7 @@ def open_dataset(
         spec: inputs of the program.
         label: label column of a table, or several columns of numbers or yes/no values with commas between them; or the label file
             of an ``.npy`` file.
-        classes: class names in the order of their indices, so that two datasets number them alike.
+        classes: class names by index, so that two datasets number them alike.
         image_size: height and width of images, if the model leaves them open.
         pixels: preprocessing of images and byte arrays: a preset, a ``Preprocessing``, or its settings. The default is that of
             the model's metadata, else 0 to 255 become 0 to 1.
@@ -195,7 +195,6 @@ def _is_cast(array: np.ndarray, entry: Entry) -> bool:
 
 
 def _remedy(source: object) -> str:
-    """Return a hint for dataset types of other libraries; empty for unknown types."""
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
         return "; of a data set of PyTorch give a Trainer its batches, torch.utils.data.DataLoader(data, batch_size=32)"
     return ""

@@ -306,7 +306,6 @@ def _whole_groups(
 
 
 def _kept(dataset: Dataset, asked: EvalSplit, seed: int, count: int, of: str, kept: dict[str, Any]) -> np.ndarray:
-    """Return the split of a resumed run, after checking that it fits."""
     folder = kept["folder"]
     if (kept.get("eval_split"), kept["seed"]) != (asked.text(), seed):
         raise ConfigurationError(
@@ -331,7 +330,6 @@ def _kept(dataset: Dataset, asked: EvalSplit, seed: int, count: int, of: str, ke
 
 
 def _left_out_classes(classes: np.ndarray | None, evaluation: np.ndarray, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return a note on classes without a held-out sample."""
     if classes is None:
         return ()
     values, sizes = np.unique(classes, return_counts=True)

@@ -71,10 +71,10 @@ def table_dataset(
         columns: columns by name.
         spec: inputs of the program.
         label: label column, or several with commas between them, of numbers or yes/no values.
-        source: name of the data, for errors.
-        classes: class names in the order of their indices.
+        source: name for errors.
+        classes: class names by index.
         notes: notes on the file.
-        pixels: preprocessing of byte arrays.
+        pixels: preprocessing of bytes.
         split: part to hold out; its column of groups is not a feature.
         separator: text between several labels in one column.
         missing: treatment of missing values. ``auto`` fills features as in training, or with the median if columns are
@@ -152,7 +152,7 @@ def rows_as_columns(array: np.ndarray, spec: DataSpec, source: str) -> Columns |
     Args:
         array: [rows, columns].
         spec: inputs of the model.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Raises:
         DataError: the number of columns differs, or some are text.
@@ -180,7 +180,7 @@ def settled(
         labels: label columns, whose gaps are never filled.
         missing: the policy.
         has_lists: True if a text holds several labels, so that an empty one means no label.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Raises:
         DataError: a label is missing, or any value is for ``error``.
@@ -203,7 +203,7 @@ def _described(
     Args:
         features: the columns.
         spec: inputs of the program.
-        source: name of the data, for errors.
+        source: name for errors.
         missing, scaling: see ``table_dataset``.
         coded: coding of the whole table, if these are some of its rows.
     """
@@ -308,7 +308,7 @@ def filled_inputs(
     Args:
         features: the columns.
         spec: inputs of the model.
-        source: name of the data, for errors.
+        source: name for errors.
         table: coding of the columns, or None.
 
     Raises:

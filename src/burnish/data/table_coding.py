@@ -83,7 +83,7 @@ class TableDescription:
         Args:
             features: the columns; statistics ignore missing values.
             inputs: inputs of the model.
-            source: name of the data, for errors.
+            source: name for errors.
             standardizes: True to scale numbers to mean 0 and standard deviation 1.
             fill: ``mean``, ``median`` or ``most_frequent`` for missing numbers (categories: always the most frequent); None to
                 leave them.

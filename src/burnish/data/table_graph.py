@@ -88,7 +88,7 @@ def _describe(model: ir.Model, table: TableDescription) -> None:
 
 
 def _raw(old: ir.Value, name: str, dtype: ir.DataType, shape: ir.Shape) -> ir.Value:
-    """Return a new input with another input's metadata."""
+    """Return a graph input with another's metadata."""
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
     value.metadata_props.update(old.metadata_props)
     return value
@@ -147,7 +147,6 @@ def _filled(numbers: Tensor, filled: Tensor, has_fill: Sequence[bool], extents: 
 
 
 def _of_columns(model: ir.Model, old: ir.Value, table: TableDescription) -> None:
-    """Replace a model's only input by one for each column."""
     graph = model.graph
     _free(graph, {name for name, _ in table.columns})
     builder, taken = _builder(graph), Names.of(graph)
@@ -166,7 +165,6 @@ def _of_columns(model: ir.Model, old: ir.Value, table: TableDescription) -> None
 
 
 def _of_one(model: ir.Model, old: ir.Value, name: str, categories: Sequence[str] | None, table: TableDescription) -> None:
-    """Make an input that holds one column take it raw."""
     if old.dtype == ir.DataType.STRING or old.shape is None or old.dtype is None:
         return
     is_floating = old.dtype in FLOATING
@@ -195,7 +193,6 @@ def _coded(
     unseen: int,
     is_floating: bool = True,
 ) -> Tensor:
-    """Emit the coding of a raw column."""
     name, numbers = raw.name or "", builder.tensor(raw)
     fill, scale = table.fill(name), table.scale(name)
     if categories is None:
@@ -238,7 +235,6 @@ def _looked_up(
 
 
 def _free(graph: ir.Graph, names: set[str]) -> None:
-    """Rename all values that have the name of a column."""
     taken = Names.of(graph)
     values = [*graph.inputs, *graph.initializers.values(), *(output for node in graph.all_nodes() for output in node.outputs)]
     for value in values:

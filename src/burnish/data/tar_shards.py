@@ -215,7 +215,6 @@ def _is_number(text: str) -> bool:
 def _classes(
     labels: Sequence[int | str], spec: DataSpec, classes: Sequence[str] | None, source: str
 ) -> tuple[tuple[str, ...], list[int]]:
-    """Return the class names, and the class index of each label."""
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
         known = classes or spec.described.classes

@@ -87,7 +87,7 @@ def open_samples(
         image_size, pixels, text, sound: see ``open_dataset``.
 
     Raises:
-        DataError: there are no data, or they are damaged or do not fit the model.
+        DataError: no data, or data that are damaged or do not fit the model.
         ConfigurationError: invalid ``pixels``.
     """
     if isinstance(source, Mapping):
@@ -148,7 +148,6 @@ def _opened(
 
 
 def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return an array for each input, and notes."""
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
 
@@ -167,7 +166,7 @@ def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, sour
         names: all columns.
         spec: inputs of the model.
         label: column to leave out.
-        source: name of the table, for errors.
+        source: name for errors.
 
     Raises:
         DataError: there is no such column, and the number of the others does not fit the model.

@@ -134,7 +134,6 @@ class Client:
         self._session.close()
 
     def _samples(self, batch: Batch) -> int:
-        """Return the number of samples in a batch."""
         shape = np.shape(batch[self._counted])
         return shape[self._axis] if self._axis < len(shape) else 0
 
@@ -166,7 +165,6 @@ class Client:
 
     @cached_property
     def _initial(self) -> Arrays:
-        """State before the client's first round, with its own random key."""
         state = self.program.initial_state(self._seed)
         for entry in self.program.signature.state:
             if entry.role is Role.KEY:

@@ -158,7 +158,6 @@ def _client(make: Callable[[Context], Client], context: Context) -> Client:
 
 
 def _round(message: Message, client: Client) -> Round:
-    """Return the round of a message from our strategy or one of Flower's."""
     state = _arrays(next(iter(message.content.array_records.values())))
     config = dict(next(iter(message.content.config_records.values()), ConfigRecord()))
     if LOCAL in config:

@@ -67,7 +67,6 @@ def run_rounds(
 
 
 def _fitted(clients: Sequence[Client], round: Round, concurrency: int) -> tuple[list[Update], dict[int, str]]:
-    """Return the updates of a round, and the failures by client number."""
 
     def fit(client: Client) -> Update | BurnishError:
         try:

@@ -237,7 +237,6 @@ class Server:
         return f"the running variance '{negative[0]}' is negative" if negative else ""
 
     def _joined(self, updates: list[Update]) -> Arrays:
-        """Return the combined state of updates."""
         before = {name: self._state[name] for name in self._rules.travelling}
         following = joined(self._rules, before, [update.state for update in updates], [update.samples for update in updates])
         furthest = max(updates, key=lambda update: update.steps).state  # the first one, if several

@@ -108,7 +108,6 @@ class ServerOptimizer:
         self.state = dict(state)
 
     def _draft(self) -> tuple[Draft, dict[str, Tensor]]:
-        """Return an empty graph and its parameter inputs."""
         draft = Draft(ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}), ir_version=IR_VERSION))
         return draft, dict(zip(self._entries, draft.add_inputs(self._entries.values()), strict=True))
 

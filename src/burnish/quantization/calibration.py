@@ -98,7 +98,6 @@ def _outputs(model: ir.Model, names: Sequence[str], extremes: bool, engine: str 
 
 
 def _each(run: Run, inputs: Sequence[ir.Value], data: Iterable[Batch]) -> Iterable[dict[str, np.ndarray]]:
-    """Yield the results for each batch."""
     count = 0
     for batch in data:
         count += 1
@@ -178,7 +177,6 @@ def least_divergence(counts: np.ndarray, levels: int) -> int:
 
 
 def _divergence(reference: np.ndarray, approximation: np.ndarray) -> float:
-    """Return the Kullback-Leibler divergence."""
     p, q = reference / max(reference.sum(), 1), approximation / max(approximation.sum(), 1)
     has = p > 0
     return float(np.sum(p[has] * np.log(p[has] / np.maximum(q[has], LEAST))))

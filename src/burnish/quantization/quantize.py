@@ -94,7 +94,7 @@ def quantize(
             bits are exact. Products of two activations then stay in float32 for ``int8`` and are exact for ``uint8``. Use False
             for other targets (VNNI, Arm, accelerators).
         quantize_outputs: True to round model outputs, too, so the last layer can return integers.
-        engine: engine of ``burnish.engines``, or its name, to run the model on the calibration data.
+        engine: engine, or its name, to run the model on the calibration data.
 
     Returns:
         A canonical model.
@@ -104,7 +104,7 @@ def quantize(
             calibration data.
         InputError: a batch does not fit, there is none, or values are not finite.
         EngineError: the model cannot be run.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     weight_kind, activation_kind = weight_format(weights, reduce_range), activation_format(activations, symmetric)
     _check_useful("percentile", percentile, "method", method, "percentile")
@@ -177,7 +177,6 @@ def _quantize_activations(
 
 
 def _copied(mark: QuantizationMark) -> QuantizationMark:
-    """Return the mark of an activation with another's range, which is not observed again."""
     return replace(mark, scales="fixed") if mark.scales == "observed" else mark
 
 
@@ -235,13 +234,11 @@ def _fits(layer: Layer, weights: WeightFormat) -> bool:
 
 
 def _check_useful(option: str, value: object, other: str, chosen: object, needed: str) -> None:
-    """Raise ConfigurationError for an option that has no effect without another one."""
     if value is not None and chosen != needed:
         raise ConfigurationError(f"quantize: {option}={value!r} changes nothing with {other}={chosen!r}: give {other}={needed!r}")
 
 
 def _check_of_weights(**options: tuple[object, object]) -> None:
-    """Raise ConfigurationError for activation options if only weights are quantized."""
     for name, (value, default) in options.items():
         if value != default:
             raise ConfigurationError(
@@ -285,7 +282,6 @@ def _is_foldable(layer: Layer, kind: WeightFormat) -> bool:
 
 
 def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]]) -> None:
-    """Raise ConfigurationError if batch normalization after a quantized layer cannot be folded into its scales."""
     for layer, kind in chosen:
         if not _is_foldable(layer, kind):
             raise ConfigurationError(

@@ -132,13 +132,11 @@ def _settle(graph: ir.Graph, changed: Sequence[ir.Node], old: int, scores: int) 
 
 
 def _changes(before: ir.Shape, after: ir.Shape) -> dict[int, tuple[int, int]]:
-    """Return the changed extents by axis, before and after."""
     pairs = enumerate(zip(before.dims, after.dims, strict=False))
     return {axis: (old, new) for axis, (old, new) in pairs if isinstance(old, int) and isinstance(new, int) and old != new}
 
 
 def _replace_constant(graph: ir.Graph, node: ir.Node, changes: dict[int, tuple[int, int]], old: int, scores: int) -> None:
-    """Adapt the shape of a Reshape, the sizes of a Split or the end of a Slice."""
     place = 2 if node.op_type == "Slice" else 1
     value = node.inputs[place] if place < len(node.inputs) else None
     constant = None if value is None else constant_array(value)

@@ -51,7 +51,7 @@ def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
     Raises:
         ConfigurationError: the target is unknown, groups do not divide the channels or hold a single element, a pattern matches
             nothing, or the model has no batch normalization.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     target, groups = _parsed(to)
     model = load(source)

@@ -27,7 +27,7 @@ def truncate(source: Source, at: str | Sequence[str]) -> ir.Model:
 
     Raises:
         ConfigurationError: there is no such value or node.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     names = [at] if isinstance(at, str) else list(at)
     model = load(source)
@@ -66,7 +66,7 @@ def append(source: Source, tail: Source, connect: Mapping[str, str] | None = Non
 
     Raises:
         ConfigurationError: there is no such input or output, or dtypes or shapes differ.
-        ModelError: one of the two is not a valid ONNX model.
+        ModelError: one of the two is invalid.
     """
     first, second = load(source), load(tail)
     outputs = {value.name or "": value for value in first.graph.outputs}
@@ -117,7 +117,7 @@ def rename(source: Source, names: Mapping[str, str]) -> ir.Model:
 
     Raises:
         ConfigurationError: there is no such name, or a new name is taken.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     model = load(source)
     items = {item.name or "": item for item in (*model.graph, *_values(model.graph))}

@@ -40,7 +40,6 @@ def _is_candidate(graph: ir.Graph) -> bool:
 
 
 def _convolutions(graph: ir.Graph) -> list[ir.Node]:
-    """Return the convolutions whose weights are initializers."""
     nodes = (node for node in graph.all_nodes() if node.domain == "" and node.op_type == "Conv")
     return [node for node in nodes if node.inputs[1] is not None and node.inputs[1].is_initializer()]
 

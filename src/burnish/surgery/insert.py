@@ -47,7 +47,7 @@ def insert(
         after: ``Conv``, ``ConvTranspose`` or ``Gemm``, names or shell-style patterns of such layers, or a list of these. A layer
             has the name of its weight (``layer1.conv1`` for ``layer1.conv1.weight``) or of its node. Layers that are already
             followed by batch normalization are skipped unless named exactly.
-        data: batches, dicts of arrays by input name; other names, such as labels, are ignored.
+        data: batches, dicts of arrays by input name; others, such as labels, are ignored.
         epsilon: of the new layers.
         rescale: True to scale each channel's weights to length 1/sqrt(3), with matching statistics. Batch normalization makes a
             layer independent of this length, whose square divides the learning rate (van Laarhoven 2017), so layers with folded
@@ -56,7 +56,7 @@ def insert(
             Lyu 2018). Layers that share weights or biases are not scaled.
         momentum: of the new layers: the share of running statistics kept by a training step.
         batch: ``open`` to run a model of one sample on ``data`` in batches of any size; the result still takes one sample.
-        engine: engine of ``burnish.engines``, or its name, to run the model on ``data``; ONNX Runtime by default.
+        engine: engine, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:
         A canonical model. The new layer after ``conv1`` has the initializers ``conv1.norm.weight``, ``conv1.norm.bias``,
@@ -67,7 +67,7 @@ def insert(
             half precision cannot hold the statistics.
         InputError: a batch does not fit the model, there is none, or values are not finite.
         EngineError: the model cannot be run.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
         UnsupportedOperatorError: with ``batch="open"``, the batch cannot be opened, or a layer's output then does not have
             samples first.
     """
@@ -211,7 +211,6 @@ def _grouped(node: ir.Node, weight: np.ndarray) -> np.ndarray:
 
 
 def _multiply(node: ir.Node, factors: np.ndarray) -> None:
-    """Multiply a layer's weight and bias by a factor per channel."""
     weight, *bias = node.inputs[1:3]
     assert weight is not None
     array = initial_array(weight)

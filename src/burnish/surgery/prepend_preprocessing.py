@@ -38,7 +38,7 @@ def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, inpu
     Raises:
         ConfigurationError: the preprocessing is unknown, ONNX lacks its interpolation, or there is no such input.
         DataError: the input does not take images, or the preprocessing does not fit it or leaves its size open.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     model = load(source)
     value = _input(model, input)

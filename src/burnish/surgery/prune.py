@@ -57,7 +57,7 @@ def prune(
     Raises:
         ConfigurationError: an option does not fit, there is no such layer, or a named layer's (or every layer's) inputs are not
             whole groups.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     pattern = _pattern_of(sparsity)
     _check_schedule(begin, end, every, scope, pattern)
@@ -89,7 +89,6 @@ def prune(
 
 
 def _pattern_of(sparsity: float | str) -> tuple[int, int] | None:
-    """Return the two numbers of a pattern such as ``2:4``; None for a share."""
     matched = _PATTERN.fullmatch(sparsity) if isinstance(sparsity, str) else None
     if matched and 0 < int(matched[1]) < int(matched[2]):
         return int(matched[1]), int(matched[2])
@@ -116,7 +115,7 @@ def _check_schedule(begin: int, end: int, every: int, scope: str, pattern: tuple
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
-    """Return the initializer of a layer's weight, also behind its quantization."""
+    """Return the initializer of a layer's weight, also through quantization."""
     if node.domain != "" or node.op_type not in LAYERS:
         return None
     value = node.inputs[1]
@@ -184,7 +183,6 @@ def _apply(
     mask: np.ndarray,
     mark: PruningMark,
 ) -> None:
-    """Insert a mask between a weight and its readers."""
     readers = tuple(weight.uses())
     set_initializer(weight, array * mask)
     nodes = {around[reader] for reader, _ in readers}

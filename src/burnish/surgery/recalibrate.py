@@ -136,7 +136,6 @@ def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]
 
 
 def _in_bodies(graph: ir.Graph, updated: set[str]) -> list[ir.Node]:
-    """Return the layers in branches whose statistics training updates."""
     inside = (node for body in graph.subgraphs() for node in body if node.op_type == "BatchNormalization" and node.domain == "")
     return [node for node in inside if any(_state_name(value) in updated for value in node.inputs[3:5])]
 

@@ -67,6 +67,7 @@ class Head:
 
     @property
     def initializers(self) -> tuple[str, ...]:
+        """Names of weight and bias."""
         return tuple(value.name or "" for value in (self.weight, self.bias) if value is not None)
 
 
@@ -88,7 +89,7 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
 
     Raises:
         ConfigurationError: no head is found, its weights have other readers, or an argument is invalid.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     if not is_whole(classes) or classes < 1:
         raise ConfigurationError(f"replace_head: classes={classes!r}: give a whole number of 1 or more")
@@ -150,7 +151,6 @@ def with_a_score_for_each_class(model: ir.Model, output: str | None = None) -> i
 
 
 def _spell_out(graph: ir.Graph, pair: _Pair) -> None:
-    """Make the layer compute a score for each of the two classes, in place."""
     weight, scores = pair.layer.inputs[1], pair.score
     assert weight is not None
     for tensor, axis, one in ((weight, output_axis(pair.layer), 0.0), (pair.bias, -1, 1.0)):
@@ -324,7 +324,6 @@ def find_head(model: ir.Model, output: str | None = None) -> Head:
 
 
 def _added(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """Return the operand and the initializer of an Add."""
     first, second = node.inputs
     if first is None or second is None:
         return None
@@ -404,7 +403,6 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
 
 
 def _settle_extents(node: ir.Node, old: int, classes: int) -> None:
-    """Update the constant extents of a Reshape or Resize."""
     place = {"Reshape": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
     extents = constant_array(node.inputs[place]) if place < len(node.inputs) else None
     if extents is None or node.graph is None:

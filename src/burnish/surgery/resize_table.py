@@ -31,7 +31,7 @@ def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Mod
 
     Raises:
         ConfigurationError: there is no such table, it has other readers, or ``rows`` is invalid.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     if not is_whole(rows) or rows < 1:
         raise ConfigurationError(f"resize_table: rows={rows!r}: give a whole number of 1 or more")
@@ -64,6 +64,5 @@ def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Mod
 
 
 def _looks_up(node: ir.Node, operand: int) -> bool:
-    """True if a node looks up whole rows of its first operand."""
     axis = node.attributes.get("axis")
     return node.op_type == "Gather" and node.domain == "" and operand == 0 and (axis is None or axis.as_int() == 0)

@@ -46,7 +46,7 @@ def weight_normalize(
         layers: names or shell-style patterns of Conv, Gemm and MatMul layers. A layer has the name of its weight (``conv1`` for
             ``conv1.weight``) or of its node.
         data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are ignored.
-        engine: engine of ``burnish.engines``, or its name, to run the model on ``data``; ONNX Runtime by default.
+        engine: engine, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:
         A canonical model.
@@ -56,7 +56,7 @@ def weight_normalize(
             weight or a bias is not one constant per channel.
         InputError: a batch does not fit, there is none, or a channel is constant over the data.
         EngineError: the model cannot be run.
-        ModelError: the source is not a valid ONNX model.
+        ModelError: invalid ONNX model.
     """
     model = load(source)
     weighted = [layer for node in model.graph.all_nodes() if (layer := _layer(node)) is not None]

@@ -184,7 +184,6 @@ def mask_files(path: Path) -> list[Path]:
 
 
 def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
-    """Return the pictures and masks that have the same names."""
     root, pictures, folder = (path, PICTURES, MASKS) if is_masks(path) else (voc.root_of(path), voc.PICTURES, voc.MASKS)
     masks = {mask.relative_to(root / folder).with_suffix(""): mask for mask in mask_files(path)}
     files = image_files(root / pictures)
@@ -216,7 +215,7 @@ def _is_lossy(image: Image.Image) -> bool:
 
 
 def _misfit(file: Path, mask: Path) -> str | None:
-    """Return the reason why a pair cannot be used, from the headers of both files; None if it can."""
+    """Return the reason why a pair is unusable, from the headers of both files, or None."""
     try:
         size, other = upright_size(file), upright_size(mask)
         with opened(mask) as (image, _):

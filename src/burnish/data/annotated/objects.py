@@ -56,10 +56,10 @@ class ObjectImages(AnnotatedImages):
 
     Args:
         scenes: the annotated pictures.
-        classes: class names, in the order of their indices.
+        classes: class names by index.
         spec: inputs of the program.
         size, pixels: see ``open_dataset``.
-        source: name of the data in error messages.
+        source: name for errors.
         notes: remarks on the data for the user.
 
     Attributes:
@@ -228,7 +228,7 @@ def scene_of(
 
 
 def class_names(names: Sequence[str], spec: DataSpec, classes: Sequence[str] | None, source: str) -> tuple[str, ...]:
-    """Return the classes in the order of their indices: ``classes`` if given, the model's own, or those of the data.
+    """Return the classes by index: ``classes`` if given, the model's own, or those of the data.
 
     Raises:
         DataError: the data have a class that is not trained.

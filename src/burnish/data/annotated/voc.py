@@ -110,11 +110,6 @@ def root_of(path: Path) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return file name, size and objects of an annotation.
-
-    Raises:
-        DamagedXml: the file is not an annotation.
-    """
     root = _elements(read_bytes(file, LARGEST_FILE))
     try:
         height, width = (read_whole(_one(root, "size", side)) for side in ("height", "width"))

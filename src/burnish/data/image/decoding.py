@@ -144,7 +144,6 @@ def check_memory(image: Image.Image, size: int, further: int) -> None:
 
 
 def _bytes_of(mode: str) -> int:
-    """Return Pillow's bytes per pixel."""
     return 1 if mode in ("1", "L", "P") else 4
 
 

@@ -29,7 +29,7 @@ class DecodedImages:
     Args:
         pictures: the files, in sample order.
         reader: image reader (see ``reader_for``).
-        source: name of the data, for errors.
+        source: name for errors.
         notes: remarks for the user.
 
     Attributes:
@@ -121,7 +121,6 @@ class DecodedImages:
     def _read(
         self, index: int, augmentation: ImageAugmentation | None = None, generator: np.random.Generator | None = None
     ) -> tuple[int, np.ndarray]:
-        """Return the place and pixels of the first readable candidate."""
         for place in self._candidates(index):
             if place in self._unreadable:
                 continue
@@ -144,11 +143,11 @@ class LabelledImages(DecodedImages):
         classes: class names.
         spec: inputs of the program; its labels are class indices or probabilities [batch, classes].
         reader: image reader (see ``reader_for``).
-        source: name of the data, for errors.
+        source: name for errors.
         notes: remarks for the user; classes with few images are added.
 
     Attributes:
-        classes: class names, in the order of their indices.
+        classes: class names by index.
         preprocessing: complete preprocessing of an image.
         augmentation: changes made by ``augmented``, or None.
         note: remarks for the user.
@@ -237,7 +236,6 @@ class LabelledImages(DecodedImages):
         return f"no image of the class '{self.classes[int(self._classes_of[index])]}'"
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Yield an image and then the others of its class, in order."""
         yield index
         members = np.flatnonzero(self._classes_of == self._classes_of[index])
         place = int(np.searchsorted(members, index))

@@ -30,7 +30,7 @@ class ImageReader:
     Args:
         entry: the input.
         preprocessing: preprocessing of an image; settings that follow from the input may be missing.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Attributes:
         preprocessing: complete preprocessing of an image.
@@ -113,7 +113,7 @@ def reader_for(spec: DataSpec, source: str, size: tuple[int, int] | None = None,
 
     Args:
         spec: inputs of the program.
-        source: name of the data, for errors.
+        source: name for errors.
         size: height and width, if the model leaves them open.
         pixels: see ``open_dataset``.
 

@@ -52,7 +52,7 @@ class SoundReader:
         spec: inputs of the program.
         files: the sounds; they determine rate and length if no settings do.
         sound: requested settings; by default those of the model's metadata.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Attributes:
         sound: complete settings.
@@ -73,7 +73,6 @@ class SoundReader:
         self._kept = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a reading process, without a cache."""
         return {**self.__dict__, "_cache": {}, "_kept": CACHED_BYTES}
 
     def read(self, file: Wav) -> np.ndarray:
@@ -139,7 +138,7 @@ class Sounds:
     Args:
         files: the sounds, in sample order.
         reader: sound reader.
-        source: name of the data, for errors.
+        source: name for errors.
         notes: remarks for the user.
 
     Attributes:
@@ -185,7 +184,7 @@ class SoundFolder(Sounds):
     Args:
         path: the folder.
         spec: inputs of the program.
-        classes: class names in the order of their indices, instead of the sorted subfolders.
+        classes: class names by index, instead of sorted subfolders.
         sound: settings; see ``open_dataset``.
 
     Attributes:
@@ -296,7 +295,6 @@ class SoundFiles(Sounds):
 
 
 def _opened(files: Sequence[Path], path: Path) -> tuple[list[Wav], list[str]]:
-    """Return the readable files, and notes on the others."""
     opened, failed = list[Wav](), list[UnreadableSound]()
     for file in files:
         try:

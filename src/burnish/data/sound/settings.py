@@ -116,7 +116,7 @@ class Sound(PlainSettings):
         Args:
             entry: the model's input: samples ``[batch, samples]`` or ``[batch, 1, samples]``, or a spectrogram ``[batch, bands,
                 frames]`` or ``[batch, channels, bands, frames]`` with 1 or 3 equal channels, first or last.
-            source: name of the data, for errors.
+            source: name for errors.
             rate: most common rate of the files.
             seconds: length of the longest file.
 

@@ -119,7 +119,7 @@ class TokenizerSettings:
         Args:
             conversations: the conversations.
             answers: True to learn only the assistant's answers; False for everything after the prompt.
-            source: name of the data, for errors.
+            source: name for errors.
 
         Raises:
             DataError: the template fails, takes too much memory or time, or does not mark the answers.
@@ -145,7 +145,6 @@ class TokenizerSettings:
         return [(text, spans) for text, spans in answer["texts"]]
 
     def _fault(self, answer: Mapping[str, Any], source: str) -> str:
-        """Return the message for an error of the template."""
         number = answer["conversation"]
         where = f"{self.name}: the chat template" if number is None else f"{source}: the chat template, on conversation {number},"
         if answer["kind"] == rendering_process.UNSTABLE:
@@ -181,7 +180,6 @@ def read_template(path: Path) -> str:
 
 
 def _default_of(template: Any, name: str) -> str | None:
-    """Return a template; the default one of several."""
     if isinstance(template, list):  # Hugging Face's [{"name": ..., "template": ...}]
         template = {each.get("name"): each.get("template") for each in template if isinstance(each, Mapping)}
     if isinstance(template, Mapping):

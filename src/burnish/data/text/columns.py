@@ -36,8 +36,8 @@ class Texts:
         texts: one per sample; None if the data hold tokens.
         tokens: tokens of each sample, if the data hold them.
         labels: names or numbers, or None.
-        classes: class names in the order of their indices, if the data define them.
-        source: name of the data, for errors.
+        classes: class names by index, if the data define them.
+        source: name for errors.
         pairs: prompt and completion of each sample, if the data hold them.
         conversations: messages of each sample, if the data hold them.
         counted: mask of the tokens that count, per sample, if the data define it.
@@ -268,7 +268,6 @@ def _of_columns(
 
 
 def _with_answers(columns: Mapping[str, Any], used: Sequence[str], source: str, lines: Sequence[int] | None) -> Texts:
-    """Return the texts of columns with prompts and completions, or with messages."""
     whole = {name: _whole(columns[name], name, source, lines) for name in used}
     if not whole[used[0]]:
         raise DataError(f"{source}: no texts")

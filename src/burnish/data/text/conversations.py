@@ -22,7 +22,7 @@ def rows_as_columns(rows: Sequence[Any], source: str) -> Mapping[str, Sequence[A
 
     Args:
         rows: samples.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Returns:
         The columns; None if the rows are neither.
@@ -60,8 +60,8 @@ def read_answers(
     Args:
         columns: columns by name.
         used: names of the columns with answers.
-        source: name of the data, for errors.
-        places: name of each row, for errors.
+        source: name for errors.
+        places: row names, for errors.
 
     Raises:
         DataError: a value is neither text nor a list of messages.
@@ -125,7 +125,7 @@ def settle_train_on(form: str, asked: str | None, recorded: str | None, source: 
             (with labels that define it).
         asked: requested kind, or None.
         recorded: kind in the model's training, used if possible.
-        source: name of the data, for errors.
+        source: name for errors.
 
     Raises:
         ConfigurationError: the data do not allow the requested kind.

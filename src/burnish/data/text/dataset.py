@@ -44,7 +44,7 @@ class TextDataset:
         text: settings of the tokenization.
         spec: inputs of the program.
         label: label column.
-        classes: class names in the order of their indices.
+        classes: class names by index.
         name: name of data that are not a file.
         group: column of groups.
         separator: text between several labels of a sample.
@@ -153,6 +153,7 @@ class TextDataset:
         return len(self) if self._texts is None else len(self._texts) - 1
 
     def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each text and what defines it, in words; None if there are no classes."""
         labels = self._labels
         return None if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1 else (labels, self._by)
 
@@ -200,7 +201,6 @@ class TextDataset:
         return self._batch(indices, int(self._buckets[self._bucket_of[indices].max(initial=0)]), seed, epoch)
 
     def _batch(self, indices: np.ndarray, extent: int, seed: int, epoch: int) -> dict[str, np.ndarray]:
-        """Return texts for an epoch, padded to ``extent`` tokens."""
         from_left = self.text.padding_side == "left"
         tokens, is_token = self._table.filled(indices, extent, from_left)
         labels: np.ndarray | None = None
@@ -248,7 +248,6 @@ class TextDataset:
         return self._without_empty(table.joined(self.text.length or 0))
 
     def _answers(self, texts: Texts, tokenizer: TextTokenizer) -> Iterator[tuple[Tokens, np.ndarray]]:
-        """Yield the tokens of texts with answers, and the mask of those that count."""
         train_on = str(self.text.train_on)
         if texts.pairs is not None:
             marked = marked_pairs(texts.pairs, train_on)
@@ -267,7 +266,6 @@ class TextDataset:
             yield tokens, np.asarray(counted, bool)
 
     def _with_counted(self, rows: Iterable[tuple[Tokens, np.ndarray]], texts: Texts) -> TokenTable:
-        """Return the table of texts with masks of the tokens that count."""
         kept: list[Tokens] = []
         flags: list[np.ndarray] = [np.zeros(0, bool)]
         for index, (tokens, counted) in enumerate(rows):
@@ -285,7 +283,6 @@ class TextDataset:
             yield tokens if self.text.joined else self._fitted(tokens, partial(tokenizer.cut, texts[index]), index)
 
     def _fitted(self, tokens: Tokens, cut: Callable[[], Tokens], index: int, place: str | None = None) -> Tokens:
-        """Return the tokens of a text, truncated to the model's length."""
         length = self.text.length or 0
         if len(tokens) <= length:
             return tokens
@@ -354,7 +351,6 @@ class TextDataset:
             )
 
     def _check_vocabulary(self, tokenizer: TextTokenizer | None) -> None:
-        """Raise DataError for tokens without a row in the model."""
         entry, tokens = self._inputs[TOKENS], self._table.tokens
         low, high = entry.minimum, entry.maximum
         largest = int(tokens.max(initial=0)) if tokenizer is None else max(tokenizer.size - 1, int(tokens.max(initial=0)))
@@ -372,7 +368,6 @@ def _same(tokens: Tokens) -> Tokens:
 
 
 def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
-    """Return the model's inputs by role."""
     known = (TOKENS, MASK, SEGMENTS, PLACES)
     inputs = {entry.name: entry for entry in spec.data}
     if len(inputs) == 1:
@@ -403,7 +398,6 @@ def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
 
 
 def _ignored(label: Entry, tokens: Entry, source: str, task: str) -> int:
-    """Return the label that the loss ignores."""
     if not _is_of_tokens(label, tokens) or label.dtype.is_floating_point():
         raise DataError(
             f"{source}: the task '{task}' has a label for each token, and the loss compares with '{label.name}' "

@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers (``tokenizers.Tokenizer``, ``tokenizer.json``, ``transformers``) behind one interface."""
+"""Hugging Face tokenizers (``tokenizers.Tokenizer``, ``tokenizer.json``, ``transformers``) with one interface."""
 
 from __future__ import annotations
 
