@@ -1,5 +1,6 @@
-"""``burnish.load``: reads a file, bytes, a proto or a PyTorch module as a canonical model. PyTorch is imported only for
-modules.
+"""``burnish.load``: reads a file, bytes, a proto or a PyTorch module as a canonical model.
+
+PyTorch is imported only for modules.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Operators of classical toolkits, the domain ``ai.onnx.ml`` that skl2onnx and its kin write, as standard operators.
+"""Operators of classical toolkits (domain ``ai.onnx.ml``, written by skl2onnx and similar tools) as standard operators.
 
-``features`` has what prepares data, ``linear`` the linear models and what is done to their scores, ``inference`` the attributes,
-dtypes and shapes of these operators, ``outputs`` what a classifier calls its classes, and the dictionaries at its end. This file
-has the walk over a model, and says which constants of such a file are no weights. What has no equal among standard operators,
-such as trees and tables of strings, stays as it is: ONNX Runtime runs it, and no gradient passes through.
+``features`` holds data preparation, ``linear`` linear models and transforms of their scores, ``inference`` attributes, dtypes and
+shapes of these operators, and ``outputs`` class names and ZipMap dictionaries. This module walks over a model and finds constants
+that are no weights. Operators without a standard equivalent, such as trees and tables of strings, stay: ONNX Runtime runs them,
+without gradients.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ __all__ = [
 
 
 CONVERTERS = frozenset({"skl2onnx", "OnnxMLTools"})
-"""Producers of files in which fitted steps stand beside each other, and which write every number as an initializer."""
+"""Producers that combine fitted steps and write every number as an initializer."""
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def hold_preprocessing(model: ir.Model) -> bool:
-    """Make, in place, Constant nodes of the initializers that are no weights, in a file of one of the ``CONVERTERS``.
+    """Turn initializers that are no weights into Constants, in place, in a file of one of the ``CONVERTERS``.
 
-    In such a file the weights are the matrices of products, and what is added to a product. Every other number is what a step of
-    the pipeline was fitted to, such as the means of a scaler or the quantiles of a table, or a constant such as the 1 of
-    ``1 - p``.
+    In such a file the weights are the matrices of products and the numbers added to a product. All others were fitted by a step
+    of the pipeline, such as the means of a scaler or the quantiles of a table, or are constants such as the 1 of ``1 - p``.
     """
     changed = False
     graph = model.graph
@@ -61,7 +60,7 @@ def hold_preprocessing(model: ir.Model) -> bool:
 
 
 def _trains(node: ir.Node, value: ir.Value) -> bool:
-    """Whether a node multiplies by a value, or adds it to such a product."""
+    """True if a node multiplies by a value or adds it to such a product."""
     if node.domain != "" or node.op_type in PRODUCTS:
         return node.domain == ""
     others = [operand.producer() for operand in node.inputs if operand is not None and operand is not value]
@@ -69,14 +68,13 @@ def _trains(node: ir.Node, value: ir.Value) -> bool:
 
 
 def replace_classical_operators(model: ir.Model) -> bool:
-    """Replace, in place, the operators of ``ai.onnx.ml`` that standard operators can say; return whether there was any.
+    """Replace, in place, operators of ``ai.onnx.ml`` that standard operators can express; return True if there were any.
 
-    For a model of opset 18 or newer whose dtypes and shapes are inferred and whose nodes have names. Graphs inside of nodes are
-    looked through too.
+    For a model of opset 18 or newer with inferred dtypes and shapes and named nodes. Includes graphs nested in nodes.
 
     Raises:
-        ModelError: a node whose attributes do not fit together, or do not fit its input.
-        UnsupportedOperatorError: a node in a form that runtimes give different meanings.
+        ModelError: a node's attributes contradict each other or its input.
+        UnsupportedOperatorError: runtimes disagree about the meaning of a node.
     """
     linear = LinearModels(model.graph)
     rules = {**FEATURES, "LinearClassifier": linear.classifier, "LinearRegressor": linear.regressor}

@@ -1,7 +1,7 @@
-"""What prepares data: operators of ``ai.onnx.ml`` that scale, impute, choose and join features.
+"""Data preparation: operators of ``ai.onnx.ml`` that scale, impute, select and join features.
 
-The numbers that they hold are no weights: they are constants, and training leaves them as they are. Each function writes a node
-as standard operators; it returns None for a form whose meaning the standard and ONNX Runtime do not share.
+Their numbers are constants and not trained. Each function rewrites a node as standard operators, or returns None for a form on
+which the standard and ONNX Runtime disagree.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from burnish.importer.classical.inference import integers, numbers
 _LOGISTIC_PAIR = Node("Sigmoid", Node("Concat", Node("Neg", Variable("score")), Variable("score")))
 _NUMERIC = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})
 _MOST_RANK = 2
-"""Data is [N, F], or one sample [F]; runtimes differ in what they make of more axes."""
+"""Data is [N, F], or one sample [F]; runtimes disagree about more axes."""
 
 
 def scaler(node: ir.Node, builder: Builder) -> Tensor | None:
-    """``(x - offset) * scale`` in float32; of float64 it is computed in that, and then rounded.
+    """Emit ``(x - offset) * scale`` in float32; float64 is computed in float64 and then rounded.
 
     Raises:
-        ModelError: offsets and scales are not as many, or neither one nor as many as there are features.
+        ModelError: offsets and scales differ in number, or there are neither one nor one per feature.
     """
     x = _operand(node, builder)
     offset, scale = numbers(node, "offset"), numbers(node, "scale")
@@ -45,9 +45,9 @@ def scaler(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
-    """Each row over its largest element (MAX), or its norm (L1, L2), in float32; rows of zeros stay.
+    """Emit each row divided by its largest element (MAX) or its norm (L1, L2), in float32; zero rows stay.
 
-    L1 of rows that sum to 1 already, as classifiers write it after a softmax, is left out.
+    L1 of rows that already sum to 1, as after a classifier's softmax, is omitted.
     """
     x = _operand(node, builder)
     norm = attribute_value(node, "norm", "MAX")
@@ -63,7 +63,7 @@ def normalizer(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def imputer(node: ir.Node, builder: Builder) -> Tensor | None:
-    """Values for those that are missing: NaN, infinity or a number that stands for it."""
+    """Replace missing values: NaN, infinity or a number that represents them."""
     x = _operand(node, builder)
     if x is None:
         return None
@@ -77,7 +77,7 @@ def imputer(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def binarizer(node: ir.Node, builder: Builder) -> Tensor | None:
-    """1 where the threshold is passed, else 0."""
+    """Emit 1 for elements above the threshold, else 0."""
     x = _operand(node, builder)
     if x is None:
         return None
@@ -86,7 +86,7 @@ def binarizer(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def feature_vectorizer(node: ir.Node, builder: Builder) -> Tensor | None:
-    """Columns beside each other, in float32; the sizes that the node states have to be those of its inputs."""
+    """Concatenate columns in float32; the sizes in the node must match its inputs."""
     sizes = integers(node, "inputdimensions")
     columns = []
     for value in node.inputs:
@@ -100,7 +100,7 @@ def feature_vectorizer(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def array_feature_extractor(node: ir.Node, builder: Builder) -> Tensor | None:
-    """Columns by index: [N, F] to [N, K], and one sample [F] to [1, K]; of strings too."""
+    """Select columns by index: [N, F] to [N, K], and one sample [F] to [1, K]; also for strings."""
     value, positions = node.inputs[0], node.inputs[1]
     if value is None or value.dtype is None or positions is None or value.shape is None or len(value.shape) == 0:
         return None
@@ -111,7 +111,7 @@ def array_feature_extractor(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def one_hot_encoder(node: ir.Node, builder: Builder) -> Tensor | None:
-    """One column for each category, behind the other axes, in float32. Text, and encoders that refuse others, stay nodes."""
+    """Emit one column per category along a new last axis, in float32. Encoders of text, or that refuse unknown values, stay."""
     x = _operand(node, builder, most_rank=None)
     categories = integers(node, "cats_int64s")
     if x is None or categories.size == 0 or attribute_value(node, "zeros", 1) != 1:
@@ -121,7 +121,7 @@ def one_hot_encoder(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def _operand(node: ir.Node, builder: Builder, most_rank: int | None = _MOST_RANK) -> Tensor | None:
-    """What a node reads, where it is of numbers and of a rank for which the meaning is clear."""
+    """Return a node's input if it is numeric and of a supported rank."""
     value = node.inputs[0]
     if value is None or value.dtype not in _NUMERIC or value.shape is None:
         return None
@@ -133,12 +133,12 @@ def _features(x: Tensor) -> int | str:
 
 
 def _fits(x: Tensor, values: np.ndarray) -> bool:
-    """Whether there is one value, or one for each feature as far as their number is known."""
+    """True if there is one value, or one per feature as far as known."""
     return values.size == 1 or (values.size > 1 and x.dimension(-1) in (None, values.size))
 
 
 def _sums_to_one(value: ir.Value) -> bool:
-    """Whether each row is a softmax, or the logistic function of a score and of its negative."""
+    """True if each row is a softmax, or the logistic function of a score and its negative."""
     if (softmax := producer_of(value, "Softmax")) is not None:
         return value.shape is not None and softmax.attributes["axis"].as_int() in (-1, len(value.shape) - 1)
     match = next(_LOGISTIC_PAIR.match(value), None)

@@ -1,4 +1,4 @@
-"""Attributes of operators of ``ai.onnx.ml`` with their defaults, and dtypes and shapes that the standard does not infer."""
+"""Attributes of ``ai.onnx.ml`` operators with defaults, and dtypes and shapes that the standard does not infer."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ CLASSICAL_DOMAIN = "ai.onnx.ml"
 
 
 def numbers(node: ir.Node, name: str) -> np.ndarray:
-    """A list of floating-point numbers as float32, empty where it is left out."""
+    """Return a list of floating-point numbers as float32; empty if omitted."""
     attribute = node.attributes.get(name)
     return np.asarray([] if attribute is None else attribute.as_floats(), dtype=np.float32)
 
 
 def integers(node: ir.Node, name: str) -> np.ndarray:
-    """A list of integers as int64, empty where it is left out."""
+    """Return a list of integers as int64; empty if omitted."""
     attribute = node.attributes.get(name)
     return np.asarray([] if attribute is None else attribute.as_ints(), dtype=np.int64)
 
 
 def strings(node: ir.Node, name: str) -> np.ndarray:
-    """A list of texts as bytes in UTF-8, which string tensors hold, empty where it is left out."""
+    """Return a list of texts as UTF-8 bytes, as in string tensors; empty if omitted."""
     attribute = node.attributes.get(name)
     return np.asarray([] if attribute is None else [text.encode() for text in attribute.as_strings()], dtype=object)
 
 
 _TO_FLOAT = frozenset({"Normalizer", "Scaler"})
-"""Operators that give the shape of what they read in float32, whatever that is of."""
+"""Operators with a float32 output of the input's shape, for any input dtype."""
 OF_FLOATS = {
     "FeatureVectorizer": 0,
     "LinearRegressor": 0,
@@ -38,13 +38,13 @@ OF_FLOATS = {
     "TreeEnsembleClassifier": 1,
     "TreeEnsembleRegressor": 0,
 }
-"""Operators without inference, in some version, that give float32 whatever they read, and which output that is."""
+"""Operators without inference in some version -> index of the float32 output."""
 
 
 def declare_outputs(model: ir.Model) -> bool:
-    """Give, in place, dtype and rank to outputs of such operators whose dtype the file does not tell.
+    """Set, in place, the dtype and rank of such outputs if the file does not declare them.
 
-    Their other outputs, which are labels, have what the standard infers, or what the file declares.
+    Other outputs, the labels, have their inferred or declared types.
     """
     changed = False
     for node in model.graph.all_nodes():
@@ -64,7 +64,7 @@ def _columns(node: ir.Node) -> int | None:
 
 
 def stand_in_for_classical(graph: ir.Graph) -> None:
-    """Put, in place, standard operators of the same dtype and shape for those without inference, in a copy that is inferred."""
+    """Replace operators without inference by standard operators of equal dtype and shape, in place, in a temporary copy."""
     for node in graph.all_nodes():
         if node.domain != CLASSICAL_DOMAIN:
             continue

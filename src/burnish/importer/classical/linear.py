@@ -1,4 +1,4 @@
-"""Linear models of ``ai.onnx.ml``, whose coefficients are attributes, as Gemm with initializers that train; their scores."""
+"""Linear models of ``ai.onnx.ml``, with coefficients in attributes, as Gemm with trainable initializers; and their scores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from burnish.graph.uses import is_used
 from burnish.importer.classical.inference import integers, numbers, strings
 
 _WINITZKI = 0.147
-"""The constant of the approximation of erf's inverse that ONNX Runtime computes (S. Winitzki, 2008)."""
+"""Constant in ONNX Runtime's approximation of the inverse of erf (S. Winitzki, 2008)."""
 _SMALLEST_SCORE = 1e-7
-"""ONNX Runtime's SOFTMAX_ZERO takes scores that are no further from zero for zero."""
+"""Scores up to this size count as zero in ONNX Runtime's SOFTMAX_ZERO."""
 
 
 def post_transform(node: ir.Node) -> str:
-    """The transform that a node asks for.
+    """Return the post_transform of a node.
 
     Raises:
-        UnsupportedOperatorError: there is no such one.
+        UnsupportedOperatorError: it is unknown.
     """
     name: str = attribute_value(node, "post_transform", "NONE")
     if name not in ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"):
@@ -34,7 +34,7 @@ def post_transform(node: ir.Node) -> str:
 
 
 def transformed(builder: Builder, scores: Tensor, name: str, columns: int) -> Tensor:
-    """Emit the transform of scores [N, columns], as ONNX Runtime computes it: of a single column only PROBIT does anything."""
+    """Emit the transform of scores [N, columns] as in ONNX Runtime: for a single column only PROBIT has an effect."""
     if name == "PROBIT":
         return _probit(builder, scores)
     if name == "NONE" or columns == 1:
@@ -45,7 +45,7 @@ def transformed(builder: Builder, scores: Tensor, name: str, columns: int) -> Te
 
 
 def _softmax_of_nonzero(builder: Builder, scores: Tensor) -> Tensor:
-    """Softmax over the scores that are not zero; those that are get next to nothing."""
+    """Emit the softmax over nonzero scores; zero scores get almost nothing."""
     axis = builder.integers([1])
     largest = builder.op("ReduceMax", scores, axis, keepdims=1)
     counts = builder.op("Greater", builder.op("Abs", scores), _SMALLEST_SCORE)
@@ -55,7 +55,7 @@ def _softmax_of_nonzero(builder: Builder, scores: Tensor) -> Tensor:
 
 
 def _probit(builder: Builder, scores: Tensor) -> Tensor:
-    """The quantile of the normal distribution, sqrt(2) erfinv(2p - 1), by Winitzki's approximation of erf's inverse."""
+    """Emit the normal quantile, sqrt(2) erfinv(2p - 1), by Winitzki's approximation of the inverse of erf."""
     x = scores * 2.0 - 1.0
     log = builder.op("Log", (1.0 - x) * (x + 1.0))
     v = log * 0.5 + 2.0 / (math.pi * _WINITZKI)
@@ -68,7 +68,7 @@ _AGAIN = "Export the model again"
 
 
 class LinearModels:
-    """Writes linear models; their weights become initializers of the main graph.
+    """Rewrites linear models; their weights become initializers of the main graph.
 
     Args:
         graph: the main graph.
@@ -79,10 +79,10 @@ class LinearModels:
         self._names = Names.of(graph)
 
     def regressor(self, node: ir.Node, builder: Builder) -> Tensor:
-        """Write a LinearRegressor: [N, targets], float32. Weights: ``<node>.coefficients`` [targets, F], ``.intercepts``.
+        """Rewrite a LinearRegressor: [N, targets], float32. Weights: ``<node>.coefficients`` [targets, F], ``.intercepts``.
 
         Raises:
-            ModelError: the coefficients or intercepts are not as many as the targets ask for.
+            ModelError: the number of coefficients or intercepts does not match the targets.
         """
         targets = int(attribute_value(node, "targets", 1))
         coefficients, intercepts = numbers(node, "coefficients"), numbers(node, "intercepts")
@@ -92,16 +92,16 @@ class LinearModels:
         return transformed(builder, scores, post_transform(node), targets)
 
     def classifier(self, node: ir.Node, builder: Builder) -> tuple[Tensor | None, Tensor]:
-        """Write a LinearClassifier: labels [N], int64 or strings, and scores [N, C], float32.
+        """Rewrite a LinearClassifier: labels [N], int64 or strings, and scores [N, C], float32.
 
-        Weights: ``<node>.coefficients`` [C, F] and ``<node>.intercepts`` [C]. Logistic regression of two classes is written with
-        a second row that is the first, negated: it stays that, and only the row of the second class is a weight. One row with two
-        class labels is such a row from the start. Labels are computed from the scores before the transform, the first of the
-        largest, so that they follow the weights.
+        Weights: ``<node>.coefficients`` [C, F] and ``<node>.intercepts`` [C]. Binary logistic regression is written with a first
+        row that is the negated second: this is preserved, and only the row of the second class is a weight. One row with two
+        class labels is such a row. Labels follow the weights: they belong to the largest score before the transform, the first
+        one in a tie.
 
         Raises:
             ModelError: coefficients, intercepts and class labels do not fit together.
-            UnsupportedOperatorError: PROBIT of one row for two classes, which ONNX Runtime computes from memory that is not its.
+            UnsupportedOperatorError: PROBIT of one row for two classes, for which ONNX Runtime reads foreign memory.
         """
         transform = post_transform(node)
         labels = _class_labels(node)
@@ -139,7 +139,7 @@ class LinearModels:
         return builder.tensor(add_initializer(self._graph, self._names.take(name), tensor))
 
     def _label(self, node: ir.Node, builder: Builder, scores: Tensor, rows: int, labels: np.ndarray) -> Tensor | None:
-        """The labels of the classes with the largest scores [N]; None where nothing reads them."""
+        """Return the labels of the largest scores [N]; None if nothing reads them."""
         if not is_used(node.outputs[0]):
             return None
         if rows > 1:
@@ -169,12 +169,12 @@ def _class_labels(node: ir.Node) -> np.ndarray:
 
 
 def _is_negated(rows: np.ndarray) -> bool:
-    """Whether the first of two rows is the second with the other sign, to the bit."""
+    """True if the first of two rows is exactly the negated second."""
     return bool(np.array_equal(rows[0], -rows[1]))
 
 
 def _both_classes(node: ir.Node, builder: Builder, scores: Tensor, transform: str) -> Tensor:
-    """The scores of both classes [N, 2], from those of the second [N, 1]."""
+    """Return the scores of both classes [N, 2] from those of the second [N, 1]."""
     if transform == "PROBIT":
         raise UnsupportedOperatorError(
             f"{describe_node(node)} is PROBIT of one row of coefficients for two classes, which runtimes compute differently: "

@@ -1,7 +1,7 @@
-"""What a classifier returns: labels of classes, and ZipMap, a dictionary for each row of scores.
+"""Outputs of classifiers: class labels, and ZipMap, a dictionary per row of scores.
 
-ZipMap is left out when a file is read, and put back when it is written. A graph of tensors cannot hold it, and nothing is
-computed in it. What reads the model in between finds the scores as a tensor, under the name of the output.
+ZipMap is removed when a file is read and restored when it is written, since a graph of tensors cannot hold it and it computes
+nothing. In between, the output is the tensor of scores.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _PASSES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqu
 
 
 def note_class_labels(model: ir.Model) -> None:
-    """Write, in place, into the metadata what a classifier calls its classes, unless that is said there.
+    """Record a classifier's class names in the metadata, in place, unless they are there.
 
-    A label is taken out of constant texts or integers by the place of the largest score; integers that are 0, 1, 2 and on are no
-    names.
+    Labels are gathered from constant texts or integers at the index of the largest score; the integers 0, 1, 2, ... are no names.
     """
     if CLASSES.is_on(model):
         return
@@ -46,7 +45,7 @@ def note_class_labels(model: ir.Model) -> None:
 
 
 def _labels(output: ir.Value) -> np.ndarray | None:
-    """The labels [classes] out of which an output is gathered by the place of the largest score; None where it is not."""
+    """Return the labels [classes] that an output is gathered from at the largest score; None for other outputs."""
     node = producer_of(origin_of(output, _PASSES), "Gather")
     if node is None or None in node.inputs:
         return None
@@ -58,8 +57,7 @@ def _labels(output: ir.Value) -> np.ndarray | None:
 
 
 def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a proto in which each ZipMap at the end passes its input on, and the metadata say what it was; the same where there
-    is none."""
+    """Return a proto with final ZipMaps replaced by Identity and recorded in the metadata; the same proto if there are none."""
     if not any(map(_is_zip_map, proto.graph.node)):
         return proto
     changed = onnx.ModelProto()
@@ -84,9 +82,9 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def number_zip_maps(model: ir.Model, output: str, classes: int) -> None:
-    """Let the dictionaries that an output is exported as have so many classes, called by their numbers, in place.
+    """Let the exported dictionaries of an output have this many classes, named by number, in place.
 
-    Text, which said what the earlier ones were called, becomes the text of the numbers.
+    Keys that were texts become texts of the numbers.
     """
     maps = _maps(model.metadata_props.get(ZIP_MAPS.key, "{}"))
     for name, labels in maps.get(output, {}).items():
@@ -105,7 +103,7 @@ def _maps(text: str) -> dict[str, dict[str, Any]]:
 
 
 def restore_zip_maps(proto: onnx.ModelProto) -> None:
-    """Put, in place, back each ZipMap that ``without_zip_maps`` left out, and take the entry of the metadata away."""
+    """Restore, in place, each ZipMap from ``without_zip_maps``, and remove the metadata entry."""
     metadata = _metadata(proto)
     if ZIP_MAPS.key not in metadata:
         return
@@ -145,5 +143,5 @@ def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
 
 
 def _texts(value: Any) -> Any:
-    """The values of an attribute as JSON has them: texts are bytes in the file."""
+    """Return an attribute's values for JSON: texts are bytes in the file."""
     return [item.decode() if isinstance(item, bytes) else item for item in value]

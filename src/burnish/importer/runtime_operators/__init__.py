@@ -1,8 +1,8 @@
-"""Operators that runtimes have of their own, the domain ``com.microsoft``, as standard operators.
+"""Runtime-specific operators (domain ``com.microsoft``) as standard operators.
 
-ONNX Runtime's optimizers, Optimum and onnxruntime-genai write them. ``registry`` has their rewrites by name; each family is a
-file beside it. ``standard_names`` finds those that are written in the standard's domain, ``replace`` walks over a model. What has
-no rewrite stays as it is: a runtime that has it runs it, and no gradient passes through.
+They are written by ONNX Runtime's optimizers, Optimum and onnxruntime-genai. ``registry`` has the rewrites by name, with a module
+per family; ``replace`` walks over a model. Operators without a rewrite stay: a runtime that has them runs them, without
+gradients.
 """
 
 from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, STANDARD_INTEGER_PRODUCTS, rewritten_operators

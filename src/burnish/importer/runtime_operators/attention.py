@@ -1,6 +1,6 @@
-"""Attention over one projection of its input (``Attention``), or over queries, keys and values (``MultiHeadAttention``).
+"""Attention with one projection of its input (``Attention``) or with queries, keys and values (``MultiHeadAttention``).
 
-Its scores get masks in several forms, and what depends on how far keys are from queries.
+Also masks in several forms, and biases that depend on the distance between keys and queries.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from burnish.operators.positions import extent, known_rank
 
 _INDEX = ir.DataType.INT64
 _LOWEST_FILTER = -10000.0
-"""What the runtime adds to the scores of keys that a mask excludes, unless a node says otherwise."""
+"""The runtime's default bias for the scores of masked keys."""
 
 
 def attention_bias(
     op: Operation, q: Tensor, k: Tensor, past: Tensor | None, mask: Tensor | None, added: Tensor | None
 ) -> Tensor | None:
-    """The sum of what the node's mask, its direction and a bias of its own add to the scores.
+    """Return the sum of the biases from the node's mask, its direction and its own bias.
 
     Args:
         op: the node.
         q: ``[batch, heads, queries, size]``.
-        k: ``[batch, heads, keys, size]``, with what was kept from before.
-        past: how many of the keys that is, int64 [1].
-        mask: in any form that the node takes.
-        added: what is added as it is, ``[batch, heads, queries, keys]`` or broadcast to it.
+        k: ``[batch, heads, keys, size]``, including cached keys.
+        past: number of cached keys, int64 [1].
+        mask: mask in any form that the node accepts.
+        added: additional bias, ``[batch, heads, queries, keys]`` or broadcast to it.
     """
     parts: list[Tensor] = []
     if mask is not None:
@@ -56,10 +56,10 @@ def attention_bias(
 
 
 def _allowed(op: Operation, mask: Tensor, q: Tensor, k: Tensor, past: Tensor | None) -> Tensor:
-    """A mask as booleans that broadcast to ``[batch, heads, queries, keys]``.
+    """Return a mask as booleans that broadcast to ``[batch, heads, queries, keys]``.
 
-    One axis: where the keys of each sample end, then, if there are more numbers, where they begin. Two: a number for each key.
-    Three: for each query and key. Four: for each query and key of the longest sequence, of which the last queries are cut.
+    One axis: the end of each sample's keys, optionally followed by their starts. Two: a number per key. Three: per query and key.
+    Four: per query and key of the longest sequence, from which the last queries are sliced.
     """
     builder, rank = op.builder, known_rank(op, mask)
     queries, keys = extent(q, 2), extent(k, 2)
@@ -84,21 +84,21 @@ def _between_ends(mask: Tensor, q: Tensor, keys: Tensor) -> Tensor:
         return builder.op("Less", place, builder.op("Unsqueeze", numbers, inner))
     ends = builder.op("Slice", numbers, builder.integers([0]), batch, builder.integers([0]))
     before_end = builder.op("Less", place, builder.op("Unsqueeze", ends, inner))
-    # Without second numbers, zeros stand where they would.
+    # zeros replace missing starts
     zeros = builder.op("ConstantOfShape", batch, value=ir.tensor([0], dtype=_INDEX), dtype=_INDEX)
     begins = builder.op("Slice", builder.op("Concat", numbers, zeros, axis=0), batch, batch + batch, builder.integers([0]))
     return builder.op("And", before_end, builder.op("GreaterOrEqual", place, builder.op("Unsqueeze", begins, inner)))
 
 
 _PACKED = 5
-"""The rank of what holds queries, keys and values, or the last two: ``[batch, sequence, heads, 3 or 2, size]``."""
+"""Rank of packed queries, keys and values, or keys and values: ``[batch, sequence, heads, 3 or 2, size]``."""
 
 
 @rewrites("Attention")
 def attention(op: Operation) -> Results:
-    """``Attention(x W + b)``, whose columns are those of queries, keys and values.
+    """Rewrite ``Attention(x W + b)``, with the columns of queries, keys and values.
 
-    A cache that lies in one buffer with what is returned, and rotation inside of the node, stay.
+    Nodes with a shared cache buffer or a rotation stay.
     """
     if op.attribute("past_present_share_buffer", 0) or op.attribute("do_rotary", 0):
         return None
@@ -114,7 +114,7 @@ def attended(
     past: Tensor | None,
     scores_bias: Tensor | None = None,
 ) -> Results:
-    """What an attention layer over one projection returns; None where the sizes of its parts are not known."""
+    """Return the outputs of an attention layer with one projection; None if the sizes of its parts are unknown."""
     builder, columns = op.builder, weight.dimension(1)
     if columns is None:
         return None
@@ -138,9 +138,9 @@ def attended(
 
 @rewrites("MultiHeadAttention")
 def multi_head_attention(op: Operation) -> Results:
-    """Attention over projections that stand before the node, in each of the ways in which it takes them.
+    """Rewrite attention over separate projections, in each input format.
 
-    Beams and a cache that lies in one buffer with what is returned stay.
+    Nodes with beams or a shared cache buffer stay.
     """
     builder = op.builder
     if op.optional(8) is not None or op.optional(9) is not None:
@@ -157,7 +157,7 @@ def multi_head_attention(op: Operation) -> Results:
 
 
 def _heads(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values ``[batch, heads, sequence, size]``, with the bias of the projection added."""
+    """Return queries, keys and values ``[batch, heads, sequence, size]``, including the bias of the projection."""
     heads, query, key, value = op.attribute("num_heads"), op.input, op.optional(1), op.optional(2)
     if known_rank(op, query) == _PACKED:
         parts = _unpacked(query, 3)
@@ -179,14 +179,14 @@ def _heads(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _unpacked(x: Tensor, count: int) -> tuple[Tensor, ...]:
-    """``[batch, sequence, heads, count, size]`` to ``count`` times ``[batch, heads, sequence, size]``."""
+    """Split ``[batch, sequence, heads, count, size]`` into ``count`` times ``[batch, heads, sequence, size]``."""
     builder = x.builder
     squeezed = (builder.op("Squeeze", part, builder.integers([3])) for part in split(x, [1] * count, axis=3))
     return tuple(builder.op("Transpose", part, perm=[0, 2, 1, 3]) for part in squeezed)
 
 
 def _biases(op: Operation, sizes: list[int | None]) -> tuple[Tensor | None, ...]:
-    """The parts of the bias that belong to queries, keys and values; thirds where their sizes are not known."""
+    """Return the biases of queries, keys and values; thirds if their sizes are unknown."""
     bias = op.optional(3)
     if bias is None:
         return None, None, None
@@ -200,7 +200,7 @@ def _biases(op: Operation, sizes: list[int | None]) -> tuple[Tensor | None, ...]
 
 
 def _per_head(bias: Tensor, heads: int) -> Tensor:
-    """``[heads * size]`` to ``[heads, 1, size]``."""
+    """Reshape ``[heads * size]`` to ``[heads, 1, size]``."""
     return bias.builder.op("Reshape", bias, bias.builder.integers([heads, 1, -1]))
 
 
@@ -209,9 +209,9 @@ _INDEX, _FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 @rewrites("RelativePositionBias")
 def relative_position_bias(op: Operation) -> Results:
-    """Rows of a table, by buckets of distances that grow with the distance (T5), ``[1, heads, queries, keys]``.
+    """Emit table rows by buckets of growing distance (T5), ``[1, heads, queries, keys]``.
 
-    Half of the buckets hold one distance each, the others reach up to ``max_distance`` by equal factors.
+    Half of the buckets hold one distance each; the others grow by a constant factor up to ``max_distance``.
     """
     builder, table = op.builder, op.input
     buckets, is_both = table.dimension(0), bool(op.attribute("is_bidirectional", 0))
@@ -237,7 +237,7 @@ def relative_position_bias(op: Operation) -> Results:
 
 
 def _places(op: Operation, index: int) -> Tensor:
-    """The numbers from 0 up to a length that the node takes."""
+    """Return the numbers from 0 up to a length operand."""
     builder = op.builder
     length = builder.op("Reshape", builder.cast(op.required(index), _INDEX), builder.integers([]))
     return builder.op("Range", builder.scalar(0, _INDEX), length, builder.scalar(1, _INDEX))
@@ -245,9 +245,9 @@ def _places(op: Operation, index: int) -> Tensor:
 
 @rewrites("GatedRelativePositionBias")
 def gated_relative_position_bias(op: Operation) -> Results:
-    """A bias of positions times a gate of each query (WavLM): ``g (r eco - 1) + 2``; packed sequences stay.
+    """Emit a position bias times a gate of each query (WavLM): ``g (r eco - 1) + 2``; packed sequences stay.
 
-    Both gates are sigmoids of sums over halves of a projection of the query in each head.
+    Both gates are sigmoids of sums over halves of a projection of each head's query.
     """
     builder, heads = op.builder, op.attribute("num_heads")
     if op.optional(6) is not None:

@@ -1,4 +1,4 @@
-"""Operators that ONNX Runtime had before the standard, or with one more operand than the standard's."""
+"""Operators that ONNX Runtime had before the standard, or with an additional operand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from burnish.operators.positions import known_rank
 
 @rewrites("ExpandDims")
 def expand_dims(op: Operation) -> Results:
-    """A new axis, whose place is a constant."""
+    """Insert an axis at a constant position."""
     axis = op.required(1).array
     return None if axis is None else op.builder.op("Unsqueeze", op.input, op.builder.integers([int(axis.item())]))
 
 
 @rewrites("Range")
 def range_of(op: Operation) -> Tensor:
-    """From a start to a limit, by steps of one where no other is given."""
+    """Emit a range with a default step of one."""
     builder = op.builder
     start, limit, step = (
         None if bound is None else builder.op("Reshape", bound, builder.integers([])) if bound.rank == 1 else bound
@@ -39,7 +39,7 @@ def gather_nd(op: Operation) -> Tensor:
 
 @rewrites("BiasSoftmax")
 def bias_softmax(op: Operation) -> Tensor:
-    """Of a sum, over all axes from ``axis`` on."""
+    """Emit the softmax of a sum over all axes from ``axis`` on."""
     builder, total = op.builder, op.input + op.required(1)
     rank = known_rank(op, total)
     axis = op.attribute("axis", 1) % rank
@@ -51,7 +51,7 @@ def bias_softmax(op: Operation) -> Tensor:
 
 @rewrites("NhwcMaxPool")
 def max_pool(op: Operation) -> Tensor:
-    """Of images with channels last."""
+    """Emit max pooling with channels last."""
     names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     attributes = {name: op.attribute(name) for name in names}
     return channels_last(op, op.builder.op("MaxPool", channels_first(op, op.input), **attributes))

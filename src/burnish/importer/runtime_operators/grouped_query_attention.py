@@ -1,4 +1,4 @@
-"""Attention of decoders (``GroupQueryAttention``), whose heads share keys and values, and the rotation of positions."""
+"""Decoder attention with heads that share keys and values (``GroupQueryAttention``), and rotary positions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from burnish.operators.positions import extent, joined, known_rank
 
 _INDEX = ir.DataType.INT64
 _QUANTIZED_INPUTS = 12
-"""The position of the first input of a cache in integers."""
+"""Index of the first input of an integer cache."""
 
 
 @rewrites("RotaryEmbedding")
 def rotary_embedding(op: Operation) -> Results:
-    """The rotation of ``[batch, sequence, heads * size]`` or ``[batch, heads, sequence, size]``.
+    """Rewrite the rotation of ``[batch, sequence, heads * size]`` or ``[batch, heads, sequence, size]``.
 
-    Positions are given for each token, or for the first alone. Sequences that are packed into one stay.
+    Positions are given per token, or for the first token. Packed sequences stay.
     """
     builder, x, positions, cosine, sine = op.builder, op.input, op.required(1), op.required(2), op.required(3)
     if op.attribute("is_packed_batching", 0):
@@ -61,13 +61,13 @@ def rotary_embedding(op: Operation) -> Results:
 
 @dataclass(frozen=True)
 class _Cache:
-    """How many keys stand before the queries: none, or a number for each sample, int64 ``[batch, 1]``."""
+    """Number of cached keys before the queries: none, or per sample, int64 ``[batch, 1]``."""
 
     before: Tensor | None
 
     @property
     def offset(self) -> Tensor | None:
-        """The same as ``[batch, 1, 1, 1]``."""
+        """The number as ``[batch, 1, 1, 1]``."""
         if self.before is None:
             return None
         builder = self.before.builder
@@ -76,10 +76,10 @@ class _Cache:
 
 @rewrites("GroupQueryAttention")
 def grouped_query_attention(op: Operation) -> Results:
-    """Causal attention, with positions rotated inside of the node, a window, a cap of the scores, a sink, and a cache.
+    """Rewrite causal attention with rotation, a window, a cap on scores, a sink and a cache.
 
-    The cache holds the keys of each sample at its beginning, and has room for ``total_sequence_length``; with as many queries as
-    that it is written anew. A cache in integers stays.
+    The cache holds the keys of each sample at its start, with room for ``total_sequence_length``; with that many queries it is
+    overwritten. Nodes with an integer cache stay.
     """
     if len(op.inputs) > _QUANTIZED_INPUTS and any(operand is not None for operand in op.inputs[_QUANTIZED_INPUTS:]):
         return None
@@ -112,7 +112,7 @@ def grouped_query_attention(op: Operation) -> Results:
 
 
 def _heads(op: Operation, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, which the first input may hold together."""
+    """Return queries, keys and values, possibly split from the first input."""
     query, key, value = op.input, op.optional(1), op.optional(2)
     if key is None or value is None:
         width = query.dimension(2)
@@ -127,7 +127,7 @@ def _heads(op: Operation, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
 
 
 def _before(op: Operation, queries: Tensor) -> Tensor:
-    """How many keys of each sample the cache holds, int64 [batch, 1]: none where there are as many queries as keys in all."""
+    """Return each sample's number of cached keys, int64 [batch, 1]; zero if there are as many queries as total keys."""
     builder = op.builder
     last, longest = (builder.cast(op.required(index), _INDEX) for index in (5, 6))
     lengths = builder.op("Reshape", last, builder.integers([-1, 1])) + 1
@@ -150,7 +150,7 @@ def _rotated(op: Operation, heads: tuple[Tensor, Tensor], queries: Tensor, cache
 
 
 def _with_past(op: Operation, earlier: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Keys or values in a cache: in each sample those from before, the new ones after them, and zeros."""
+    """Return the cache of keys or values: in each sample the earlier ones, the new ones, and zeros."""
     builder = op.builder
     room, added = extent(earlier, 2), extent(new, 2)
     together = builder.op("Concat", earlier, new, axis=2)
@@ -170,7 +170,7 @@ def _with_past(op: Operation, earlier: Tensor, new: Tensor, before: Tensor) -> T
 
 
 def _sink(op: Operation, q: Tensor) -> Tensor | None:
-    """The score that no value belongs to: one for each head, or 0 for a softmax that need not sum to 1."""
+    """Return the sink score: one per head, or 0 for a softmax that need not sum to 1."""
     builder, sinks = op.builder, op.optional(11)
     if sinks is not None:
         return builder.op("Reshape", sinks, builder.integers([1, -1, 1, 1]))

@@ -1,6 +1,6 @@
-"""Inverses of matrices, distances between their rows, and Fourier transforms of real signals.
+"""Inverses of matrices, distances between rows, and Fourier transforms of real signals.
 
-ONNX Runtime has the transforms on graphics processors alone.
+ONNX Runtime has the transforms only on GPUs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from burnish.operators.positions import known_rank
 from burnish.operators.spectrum import OPSET_OF_AXIS_INPUT
 
 _MOST_ROWS = 32
-"""Rows of a matrix up to which its inverse is written out, one step for each."""
+"""Largest matrix whose inverse is written out, with one step per row."""
 
 
 @rewrites("Inverse")
 def inverse(op: Operation) -> Results:
-    """By elimination with exchanges of rows (Gauss and Jordan), step by step; larger matrices stay."""
+    """Invert matrices by Gauss-Jordan elimination with row exchanges; larger matrices stay."""
     builder, x, size = op.builder, op.input, op.input.dimension(-1) if op.input.rank else None
     if size is None or not 0 < size <= _MOST_ROWS:
         return None
@@ -39,7 +39,9 @@ def inverse(op: Operation) -> Results:
 
 
 def _eliminated(both: Tensor, step: int, size: int) -> Tensor:
-    """Bring the largest of the numbers left in a column onto the diagonal, and make it one and the others zero."""
+    """Do one elimination step: move the largest remaining number of a column to the diagonal, scale it to one, clear the
+    others.
+    """
     builder = both.builder
     places = np.arange(size)[None, :, None]
     column = _part(both, step, axis=2)
@@ -62,7 +64,7 @@ def _part(x: Tensor, index: int, axis: int) -> Tensor:
 
 @rewrites("CDist")
 def distances(op: Operation) -> Tensor:
-    """From each row of one matrix to each of another, as they are or squared."""
+    """Emit distances, possibly squared, from each row of one matrix to each row of another."""
     builder = op.builder
     apart = builder.op("Unsqueeze", op.input, builder.integers([1])) - builder.op(
         "Unsqueeze", op.required(1), builder.integers([0])
@@ -78,13 +80,13 @@ def _transform(x: Tensor, axis: int, **attributes: Any) -> Tensor:
 
 
 def _is_known(op: Operation) -> bool:
-    """Whether a node is of the one form that its operator defines: half of the spectrum, and no scale but 1/N of the inverse."""
+    """True for the form that the operator defines: half the spectrum, and no scale except 1/N of the inverse."""
     return bool(op.attribute("onesided", 1)) and not op.attribute("normalized", 0)
 
 
 @rewrites("Rfft")
 def transform_of_reals(op: Operation) -> Results:
-    """Over the last ``signal_ndim`` axes: ``[..., n]`` to ``[..., n // 2 + 1, 2]``, real and imaginary parts last."""
+    """Transform the last ``signal_ndim`` axes: ``[..., n]`` to ``[..., n // 2 + 1, 2]``, with real and imaginary parts last."""
     if not _is_known(op):
         return None
     builder, x = op.builder, op.input
@@ -97,9 +99,9 @@ def transform_of_reals(op: Operation) -> Results:
 
 @rewrites("Irfft")
 def inverse_transform_to_reals(op: Operation) -> Results:
-    """``[..., m, 2]`` to ``[..., 2 (m - 1)]``, or to ``2 m - 1`` numbers where the file declares as many.
+    """Invert the transform: ``[..., m, 2]`` to ``[..., 2 (m - 1)]``, or to ``2 m - 1`` numbers if the file declares that.
 
-    Of the two lengths that have m frequencies, exporters mean the even one, as NumPy and PyTorch do.
+    Of the two lengths with m frequencies, exporters mean the even one, as in NumPy and PyTorch.
     """
     if not _is_known(op):
         return None
@@ -107,7 +109,7 @@ def inverse_transform_to_reals(op: Operation) -> Results:
     last = known_rank(op, half) - 2
     for axis in range(last - op.attribute("signal_ndim", 1) + 1, last):
         half = _transform(half, axis, inverse=1)
-    # The frequencies above the half are the conjugates of those below it, in the order from the highest.
+    # The upper frequencies are the conjugates of the lower ones, in reverse order.
     highest = -1 if _is_odd(op, half.dimension(last)) else -2
     above = builder.op("Slice", half, *(builder.integers([each]) for each in (highest, 0, last, -1)))
     conjugate = above * builder.cast(builder.constant(np.array([1.0, -1.0])), half.dtype)

@@ -1,4 +1,4 @@
-"""Layer normalization and root-mean-square normalization, alone and with the sums and embeddings before them."""
+"""Layer and root-mean-square normalization, also fused with preceding sums and embeddings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SKIP_EPSILON = 1e-12
 def _layer(
     op: Operation, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int = -1, statistics: int = 0
 ) -> tuple[Tensor, ...]:
-    """Layer normalization with its first ``statistics`` further outputs."""
+    """Emit layer normalization with its first ``statistics`` additional outputs."""
     operands = [x, *(None if operand is None else op.builder.cast(operand, x.dtype) for operand in (scale, bias))]
     attributes: dict[str, Any] = {"axis": axis, "epsilon": epsilon}
     if statistics:
@@ -29,7 +29,7 @@ def _layer(
 
 
 def _root_mean_square(x: Tensor, scale: Tensor, epsilon: float, axes: Sequence[int] = (-1,)) -> tuple[Tensor, Tensor]:
-    """The layer in the pieces that are recognized as one, and the inverse deviation; sixteen bits are computed in float32."""
+    """Emit RMS normalization as recognizable nodes, and the inverse deviation; 16 bits are computed in float32."""
     builder = x.builder
     wide = builder.cast(x, ir.DataType.FLOAT) if x.dtype in SIXTEEN_BIT else x
     power = builder.op("ReduceMean", wide * wide, builder.integers(axes), keepdims=1)
@@ -43,14 +43,14 @@ def _statistics_read(op: Operation, most: int) -> int:
 
 @rewrites("LayerNormalization")
 def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
-    """As ONNX Runtime had it before opset 17: the standard's."""
+    """Rewrite ONNX Runtime's form from before opset 17."""
     axis, epsilon = op.attribute("axis", -1), op.attribute("epsilon", 1e-5)
     return _layer(op, op.input, op.required(1), op.optional(2), epsilon, axis, _statistics_read(op, 2))
 
 
 @rewrites("SimplifiedLayerNormalization")
 def simplified_layer_normalization(op: Operation) -> tuple[Tensor, ...]:
-    """Root-mean-square normalization over the axes from ``axis`` on."""
+    """Rewrite root-mean-square normalization over the axes from ``axis`` on."""
     x, axis = op.input, op.attribute("axis", -1)
     axes = range(axis, 0) if axis < 0 else range(axis, known_rank(op, x))
     return _root_mean_square(x, op.required(1), op.attribute("epsilon", 1e-5), list(axes))
@@ -63,7 +63,7 @@ def _summed(op: Operation, bias: Tensor | None) -> Tensor:
 
 @rewrites("SkipLayerNormalization")
 def skip_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
-    """Of the sum of an input, what skips a layer, and a bias; the fourth output is the sum."""
+    """Normalize the sum of an input, a skip connection and a bias; the fourth output is the sum."""
     total, count = _summed(op, op.optional(4)), _statistics_read(op, 2)
     layer = _layer(op, total, op.required(2), op.optional(3), op.attribute("epsilon", _SKIP_EPSILON), statistics=count)
     return *layer, *(None for _ in range(2 - count)), total
@@ -78,14 +78,14 @@ def skip_simplified_layer_normalization(op: Operation) -> tuple[Tensor | None, .
 
 @rewrites("EmbedLayerNormalization")
 def embed_layer_normalization(op: Operation) -> tuple[Tensor | None, ...]:
-    """Of the sum of the embeddings of words, positions and segments; with how many tokens each row has, and the sum."""
+    """Normalize the sum of word, position and segment embeddings; also return the token counts and the sum."""
     operands = (op.required(2), op.required(3), op.optional(4), op.required(5), op.required(6))
     return _embedded(op, operands, op.optional(8))
 
 
 @rewrites("QEmbedLayerNormalization")
 def embed_layer_normalization_of_integers(op: Operation) -> tuple[Tensor | None, ...]:
-    """The same of tables, scale and bias in integers, whose scales and zero points come last."""
+    """Do the same for integer tables, scale and bias, whose scales and zero points come last."""
 
     def numbers(index: int) -> Tensor | None:
         x = op.optional(index)
@@ -102,7 +102,7 @@ def embed_layer_normalization_of_integers(op: Operation) -> tuple[Tensor | None,
 def _embedded(
     op: Operation, operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], positions: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Of tables of words, positions and segments, a scale and a bias; positions count up where none are given."""
+    """Normalize the sum of embeddings; positions count up by default."""
     builder, words, segments = op.builder, op.input, op.optional(1)
     total = builder.op("Gather", operands[0], words, axis=0)
     if positions is None:
@@ -115,7 +115,7 @@ def _embedded(
 
 
 def _tokens(op: Operation, words: Tensor) -> Tensor:
-    """How many places of each row a mask marks, int32; 0 without one."""
+    """Return the number of masked-in positions per row, int32; 0 without a mask."""
     builder, mask = op.builder, op.optional(7)
     if mask is None:
         zero = ir.Tensor(np.zeros(1, np.int32))
@@ -126,13 +126,13 @@ def _tokens(op: Operation, words: Tensor) -> Tensor:
 
 @rewrites("GroupNorm")
 def group_norm(op: Operation) -> Results:
-    """With a scale and a bias for each channel, channels last unless said otherwise, and the activation SiLU where wanted."""
+    """Rewrite group normalization with scale and bias per channel, by default channels last, optionally with SiLU."""
     return _grouped(op, op.input)
 
 
 @rewrites("SkipGroupNorm")
 def skip_group_norm(op: Operation) -> Results:
-    """Of a sum, which is the second output; what skips may have one number for each channel of a sample."""
+    """Normalize a sum, which is the second output; the skip connection may have one number per sample and channel."""
     builder, x, skip, bias = op.builder, op.input, op.required(3), op.optional(4)
     is_last = bool(op.attribute("channels_last", 1))
     if known_rank(op, skip) == 2:

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions with what stands around them; activations, alone and with the bias before them."""
+"""Matrix products and convolutions with fused operations; activations, also with a bias."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from burnish.operators.positions import known_rank
 
 
 def exact_gelu(x: Tensor) -> Tensor:
-    """``x / 2 * (1 + erf(x / sqrt(2)))``, in the pieces that are recognized as one layer."""
+    """Emit ``x / 2 * (1 + erf(x / sqrt(2)))``, as nodes that are recognized as Gelu."""
     return x * (x.builder.op("Erf", x / math.sqrt(2.0)) + 1.0) * 0.5
 
 
 def fast_gelu_of(x: Tensor) -> Tensor:
-    """The approximation by tanh, likewise."""
+    """Emit its approximation by tanh, as recognizable nodes."""
     inner = (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)
     return x * (x.builder.op("Tanh", inner) + 1.0) * 0.5
 
@@ -40,7 +40,7 @@ def fast_gelu(op: Operation) -> Tensor:
 
 @rewrites("QuickGelu")
 def quick_gelu(op: Operation) -> Tensor:
-    """``x * sigmoid(alpha * x)``."""
+    """Emit ``x * sigmoid(alpha * x)``."""
     x, alpha = op.input, op.attribute("alpha", 1.702)
     return x * op.builder.op("Sigmoid", x if alpha == 1.0 else x * alpha)
 
@@ -52,14 +52,14 @@ def bias_add(op: Operation) -> Tensor:
 
 @rewrites("BiasSplitGelu")
 def bias_split_gelu(op: Operation) -> Tensor:
-    """One half of what a bias was added to, times the activation of the other."""
+    """Emit half of a biased input times the activation of the other half."""
     left, right = op.builder.op("Split", op.input + op.required(1), axis=-1, num_outputs=2, outputs=2)
     return left * exact_gelu(right)
 
 
 @rewrites("BiasDropout")
 def bias_dropout(op: Operation) -> tuple[Tensor | None, ...]:
-    """``dropout(x + bias) + residual``; the mask is the dropout's."""
+    """Emit ``dropout(x + bias) + residual`` and the dropout's mask."""
     residual = op.optional(2)
     operands = (_biased(op), op.optional(3), op.optional(4))
     if is_read(op, 1):
@@ -77,12 +77,12 @@ _PARAMETERS = {
     "Selu": ("alpha", "gamma"),
     "ThresholdedRelu": ("alpha",),
 }
-"""The activations that take numbers, in the order in which a fused convolution lists them."""
+"""Activations with parameters, in the order of a fused convolution."""
 _PLAIN = frozenset({"HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"})
 
 
 def _activated(op: Operation, x: Tensor, parameters: dict[str, Any]) -> Tensor:
-    """Apply the attribute ``activation``, if there is one."""
+    """Apply the attribute ``activation``, if present."""
     builder, name = op.builder, op.attribute("activation", "")
     if not name:
         return x
@@ -99,14 +99,14 @@ def _activated(op: Operation, x: Tensor, parameters: dict[str, Any]) -> Tensor:
 
 
 def _named_parameters(op: Operation) -> dict[str, float]:
-    """The activation's numbers, each an attribute of its own."""
+    """Return the activation's parameters, each from its own attribute."""
     names = _PARAMETERS.get(op.attribute("activation", ""), ())
     values: dict[str, Any] = {name: op.attribute(f"activation_{name}") for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _arranged(op: Operation, x: Tensor, transposed: bool, first_last: bool) -> Tensor:
-    """The operand of a product: its first axis moved behind the other batch axes, its last two exchanged."""
+    """Return a product's operand with its first axis moved after the other batch axes and its last two exchanged."""
     rank = known_rank(op, x)
     axes = list(range(rank))
     if first_last and rank > 2:
@@ -118,7 +118,7 @@ def _arranged(op: Operation, x: Tensor, transposed: bool, first_last: bool) -> T
 
 @rewrites("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
 def fused_matmul(op: Operation) -> Tensor:
-    """``alpha * A B`` of operands that may be transposed."""
+    """Emit ``alpha * A B`` with possibly transposed operands."""
     operands = [
         _arranged(op, op.required(index), bool(op.attribute(f"trans{name}", 0)), bool(op.attribute(f"transBatch{name}", 0)))
         for index, name in enumerate("AB")
@@ -143,7 +143,7 @@ def gemm_fast_gelu(op: Operation) -> Tensor:
 
 @rewrites("FusedConv", "NhwcConv", "NhwcFusedConv")
 def fused_convolution(op: Operation) -> Tensor:
-    """A convolution, what is added to it, and an activation; images may have their channels last, weights have them first."""
+    """Emit a convolution, a sum and an activation; images may be channels last, but weights have channels first."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     is_last, x = op.node.op_type.startswith("Nhwc"), op.input
     images = channels_first(op, x) if is_last else x

@@ -1,10 +1,10 @@
-"""Operators that compute with the integers of a quantization: of the standard, and of ONNX Runtime where it quantizes a model.
+"""Operators on quantized integers, from the standard and from ONNX Runtime's quantizer.
 
-Each becomes its operator of floating-point numbers between DequantizeLinear and QuantizeLinear. A runtime that has the kernels
-makes one of the three again; through the three a gradient passes, as if they did not round.
+Each becomes its floating-point operator between DequantizeLinear and QuantizeLinear. Runtimes with kernels fuse the three again;
+gradients pass through them as if nothing were rounded.
 
-Weights in few bits with a scale for each block of them are read by products with such a matrix, and as rows of such a table. The
-integers stay as they are in the file, and are no weights. Neither are their scales: they belong to the integers.
+Low-bit weights with a scale per block are used by products and by table lookups. Their integers stay as in the file and, like
+their scales, are no weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from burnish.operators.positions import known_rank
 
 _EIGHT_BITS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 _OTHER_INTEGERS_SINCE = 21
-"""The opset in which the standard got integers of four and sixteen bits."""
+"""First opset with 4-bit and 16-bit integers."""
 
 
 def _is_standard(op: Operation, integers: Tensor | None) -> bool:
@@ -32,14 +32,14 @@ def _is_standard(op: Operation, integers: Tensor | None) -> bool:
 
 @rewrites("QuantizeLinear")
 def quantize_linear(op: Operation) -> Results:
-    """In blocks, or in integers that the model's opset does not have, it stays."""
+    """Rewrite unless quantized in blocks or to integers that the model's opset lacks."""
     x, scale, zero = op.input, op.required(1), op.optional(2)
     return op.builder.op("QuantizeLinear", x, scale, zero, axis=op.attribute("axis")) if _is_standard(op, zero) else None
 
 
 @rewrites("DequantizeLinear")
 def dequantize_linear(op: Operation) -> Results:
-    """Likewise."""
+    """Rewrite with the same restrictions."""
     x, scale, zero = op.input, op.required(1), op.optional(2)
     return op.builder.op("DequantizeLinear", x, scale, zero, axis=op.attribute("axis")) if _is_standard(op, x) else None
 
@@ -49,7 +49,7 @@ _CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strid
 
 
 def _grid(scale: Tensor) -> Tensor:
-    """A scale, or a zero point, of one number as a scalar."""
+    """Return a scale or zero point with one number as a scalar."""
     return scale.builder.op("Reshape", scale, scale.builder.integers([])) if scale.rank == 1 and _is_one(scale) else scale
 
 
@@ -58,26 +58,26 @@ def _is_one(scale: Tensor) -> bool:
 
 
 def _numbers(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int | None = None) -> Tensor:
-    """What integers stand for."""
+    """Return dequantized integers."""
     if _is_one(scale):
         scale, zero, axis = _grid(scale), None if zero is None else _grid(zero), None
     return x.builder.op("DequantizeLinear", x, scale, zero, axis=axis)
 
 
 def _operand(op: Operation, index: int, axis: int | None = None) -> Tensor:
-    """What the integers at a place stand for, whose scale and zero point come after them."""
+    """Return the dequantized operand at an index, followed by its scale and zero point."""
     return _numbers(op.required(index), op.required(index + 1), op.optional(index + 2), axis)
 
 
 def _result(op: Operation, y: Tensor, index: int, like: int = 0) -> Tensor:
-    """The integers of a result, whose scale and zero point stand at ``index``; of the dtype of another operand."""
+    """Quantize a result with the scale and zero point at ``index``, to the dtype of another operand."""
     scale, zero, dtype = _grid(op.required(index)), op.optional(index + 1), op.required(like).dtype
     zero = op.builder.constant(np.zeros((), dtype.numpy())) if zero is None else _grid(zero)
     return op.builder.op("QuantizeLinear", y, scale, zero)
 
 
 def _summand(bias: Tensor, *scales: Tensor) -> Tensor:
-    """A bias in the integers of a product: its scale is that of the factors."""
+    """Return a dequantized bias; its scale is the product of the factors' scales."""
     builder = bias.builder
     arrays = [scale.array for scale in scales]
     if any(array is None for array in arrays):
@@ -88,13 +88,13 @@ def _summand(bias: Tensor, *scales: Tensor) -> Tensor:
 
 
 def _fits(scale: Tensor) -> bool:
-    """Whether a scale is one number, or one for each index along an axis."""
+    """True if a scale is one number, or one per index of an axis."""
     return scale.rank in (0, 1)
 
 
 @rewrites("QLinearConv")
 def convolution(op: Operation) -> Results:
-    """A convolution of images, channels second or last."""
+    """Rewrite a convolution with channels second or last."""
     x, w, bias = _operand(op, 0), _operand(op, 3, axis=0), op.optional(8)
     if op.attribute("channels_last", 0):
         x = channels_first(op, x)
@@ -105,7 +105,7 @@ def convolution(op: Operation) -> Results:
 
 @rewrites("QLinearMatMul")
 def product(op: Operation) -> Results:
-    """A product of matrices; scales of their own for each row of the first or column of the second."""
+    """Rewrite a matrix product; scales may be per row of the first or column of the second matrix."""
     if not all(_fits(op.required(index)) for index in (1, 4)):
         return None
     return _result(op, op.builder.op("MatMul", _operand(op, 0, axis=-2), _operand(op, 3, axis=-1)), 6)
@@ -113,7 +113,7 @@ def product(op: Operation) -> Results:
 
 @rewrites("QGemm")
 def general_product(op: Operation) -> Results:
-    """``alpha * A B + C``, in floating-point numbers where no scale of the result is given."""
+    """Emit ``alpha * A B + C``, not quantized if the result has no scale."""
     transposed = {name: op.attribute(name, 0) for name in ("transA", "transB")}
     a, b, bias = _operand(op, 0), _operand(op, 3, axis=0 if transposed["transB"] else 1), op.optional(6)
     added = None if bias is None else _summand(bias, op.required(1), op.required(4))
@@ -125,7 +125,7 @@ def general_product(op: Operation) -> Results:
 
 @rewrites("MatMulIntegerToFloat")
 def product_to_numbers(op: Operation) -> Results:
-    """A product of integers, in floating-point numbers."""
+    """Rewrite a product of integers with a floating-point result."""
     a, b, bias = op.input, op.required(1), op.optional(6)
     y = op.builder.op(
         "MatMul",
@@ -137,7 +137,7 @@ def product_to_numbers(op: Operation) -> Results:
 
 @rewrites("DynamicQuantizeMatMul")
 def product_of_rounded_numbers(op: Operation) -> Results:
-    """A product with integers, whose other factor is quantized by its own least and greatest number."""
+    """Rewrite a product with integers whose other factor is quantized by its own minimum and maximum."""
     builder, bias = op.builder, op.optional(4)
     integers, scale, zero = builder.op("DynamicQuantizeLinear", op.input, outputs=3)
     y = builder.op(
@@ -150,7 +150,7 @@ def product_of_rounded_numbers(op: Operation) -> Results:
 
 @rewrites("QAttention")
 def attention_of_integers(op: Operation) -> Results:
-    """``Attention`` of an input and a matrix in integers; what it returns are floating-point numbers."""
+    """Rewrite ``Attention`` of an integer input and matrix with floating-point results."""
     if op.attribute("do_rotary", 0) or op.attribute("past_present_share_buffer", 0):
         return None
     x = _numbers(op.input, op.required(3), op.optional(6))
@@ -181,7 +181,7 @@ def leaky_relu(op: Operation) -> Results:
 
 @rewrites("QLinearSoftmax")
 def softmax(op: Operation) -> Results:
-    """As the opset at its attribute has it: before 13 over all axes from ``axis`` on."""
+    """Rewrite with the semantics of the attribute ``opset``: before 13 over all axes from ``axis`` on."""
     builder, x = op.builder, _operand(op, 0)
     if op.attribute("opset") >= 13:
         return _result(op, builder.op("Softmax", x, axis=op.attribute("axis", -1)), 3)
@@ -211,7 +211,7 @@ def _pooled(op: Operation, pool: Callable[[Tensor], Tensor]) -> Tensor:
 
 @rewrites("QLinearReduceMean")
 def reduce_mean(op: Operation) -> Results:
-    """The mean over the axes of an attribute, all where it is left out."""
+    """Emit the mean over the axes in an attribute, by default all."""
     axes = op.attribute("axes", ())
     named = op.builder.integers(axes) if axes else None
     return _result(op, op.builder.op("ReduceMean", _operand(op, 0), named, keepdims=op.attribute("keepdims", 1)), 3)
@@ -219,7 +219,7 @@ def reduce_mean(op: Operation) -> Results:
 
 @rewrites("QLinearConcat")
 def concat(op: Operation) -> Results:
-    """Scale and zero point of the result, then each operand with its own."""
+    """Rewrite; inputs are the result's scale and zero point, then each operand with its own."""
     operands = [_operand(op, index) for index in range(2, len(op.node.inputs), 3)]
     return _result(op, op.builder.op("Concat", *operands, axis=op.attribute("axis")), 0, like=2)
 
@@ -231,7 +231,7 @@ def where(op: Operation) -> Results:
 
 @rewrites("DynamicQuantizeLSTM")
 def lstm(op: Operation) -> Results:
-    """The standard's layer of weights in integers, which lie with inputs first; what it reads is not rounded."""
+    """Rewrite the standard's layer with integer weights, inputs first; its input is not rounded."""
     builder = op.builder
     weights = (_transposed(op, index, index + 7 + place) for place, index in enumerate((1, 2)))
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget")
@@ -241,7 +241,7 @@ def lstm(op: Operation) -> Results:
 
 
 def _transposed(op: Operation, index: int, scale_index: int) -> Tensor:
-    """``[directions, inputs, gates]`` in integers to ``[directions, gates, inputs]``, with a scale for each or each gate."""
+    """Dequantize ``[directions, inputs, gates]`` to ``[directions, gates, inputs]``, with a scale per direction or per gate."""
     builder, scale, zero = op.builder, held(op.required(scale_index)), op.optional(scale_index + 1)
     axes = builder.integers([1, 2] if scale.rank == 1 else [1])
     numbers = builder.cast(op.required(index), scale.dtype)
@@ -256,7 +256,7 @@ _PACKED_BITS = (2, 4, 8)
 
 @rewrites("MatMulNBits")
 def matmul_of_few_bits(op: Operation) -> Results:
-    """``A Wᵀ + bias`` of a matrix W [N, K] in blocks along K: ``(integer - zero point) * scale``."""
+    """Emit ``A Wᵀ + bias`` for a matrix W [N, K] in blocks along K: ``(integer - zero point) * scale``."""
     builder, a, bits = op.builder, op.input, op.attribute("bits", 4)
     rows, columns, block = op.attribute("N"), op.attribute("K"), op.attribute("block_size")
     if bits not in _PACKED_BITS:
@@ -279,7 +279,7 @@ def matmul_of_few_bits(op: Operation) -> Results:
 
 @rewrites("GatherBlockQuantized")
 def gather_of_few_bits(op: Operation) -> Results:
-    """Rows of a table in few bits."""
+    """Emit rows of a low-bit table."""
     builder, data, indices, bits = op.builder, op.input, op.required(1), op.attribute("bits", 4)
     rank, block = known_rank(op, data), op.attribute("block_size", 128)
     axis, blocked = (op.attribute(name, default) % rank for name, default in (("gather_axis", 0), ("quantize_axis", 1)))
@@ -301,7 +301,7 @@ def gather_of_few_bits(op: Operation) -> Results:
 
 
 def _dequantized(integers: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor, axis: int, default: int) -> Tensor:
-    """``(integer - zero point) * scale``, the block of each element along ``axis`` told by ``order``."""
+    """Emit ``(integer - zero point) * scale``, with the block of each element along ``axis`` in ``order``."""
     builder, dtype = integers.builder, scales.dtype
     values = builder.cast(integers, dtype)
     if zeros is not None:
@@ -312,13 +312,13 @@ def _dequantized(integers: Tensor, scales: Tensor, zeros: Tensor | None, order: 
 
 
 def _in_bytes(integers: Tensor) -> Tensor:
-    """Integers in a dtype that the standard's Gather takes: of four bits it takes none."""
+    """Cast 4-bit integers, which the standard's Gather does not accept."""
     wider = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}.get(integers.dtype)
     return integers if wider is None else integers.builder.cast(integers, wider)
 
 
 def _unpacked(x: Tensor, bits: int) -> Tensor:
-    """Bytes to the numbers in them, the lowest bits first, along the last axis."""
+    """Unpack bytes along the last axis, lowest bits first."""
     if bits == 8:
         return x
     builder, rank = x.builder, x.rank or 0
@@ -329,7 +329,7 @@ def _unpacked(x: Tensor, bits: int) -> Tensor:
 
 
 def _zero_points(zeros: Tensor | None, rows: int, bits: int) -> Tensor | None:
-    """``[rows, blocks]`` or more columns: numbers, or as many bits as the weights have, packed."""
+    """Return zero points ``[rows, blocks]`` or with more columns: numbers, or packed like the weights."""
     if zeros is None:
         return None
     by_row = zeros.builder.op("Reshape", held(zeros), zeros.builder.integers([rows, -1]))
@@ -344,12 +344,12 @@ _FOUR_BIT_FLOATS = (
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ),
 )
-"""The numbers of bitsandbytes' formats FP4, whose other half is negative, and NF4 (Dettmers et al. 2023, appendix E)."""
+"""Numbers of bitsandbytes' FP4, without the negative half, and NF4 (Dettmers et al. 2023, appendix E)."""
 
 
 @rewrites("MatMulBnb4")
 def matmul_of_four_bit_floats(op: Operation) -> Results:
-    """``A Wᵀ`` of a matrix in bitsandbytes' four bits, whose blocks run over the rows one after another."""
+    """Emit ``A Wᵀ`` for a matrix in bitsandbytes' four bits, with blocks that run across rows."""
     builder, a, kind = op.builder, op.input, op.attribute("quant_type")
     rows, columns, block = op.attribute("N"), op.attribute("K"), op.attribute("block_size")
     if kind not in (0, 1) or op.attribute("training_mode", 0) or not op.attribute("transB", 1):

@@ -1,6 +1,6 @@
-"""The rewrites of operators that runtimes have of their own, by name; their modules are imported when a model has such a node.
+"""Rewrites of runtime-specific operators by name; their modules are imported on demand.
 
-Layouts of images: channels last, and those in which ONNX Runtime saves a model that it laid out for the processor at hand.
+Also image layouts: channels last, and the processor-specific layouts in which ONNX Runtime saves optimized models.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from burnish.operators import Operation
 from burnish.operators.positions import known_rank
 
 RUNTIME_DOMAIN = "com.microsoft"
-"""The domain in which ONNX Runtime and its tools write operators that the standard lacks."""
+"""Domain of ONNX Runtime's own operators."""
 
 Results = Tensor | tuple[Tensor | None, ...] | None
 Rewrite = Callable[[Operation], Results]
 
 STANDARD_INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul"})
-"""Operators of the standard that compute with the integers of a quantization, which are rewritten as a runtime's are."""
+"""Standard operators on quantized integers, which are rewritten like a runtime's."""
 
 FAMILIES = tuple("attention early_forms grouped_query_attention linear_algebra normalization products quantization".split())
-"""The modules beside this one that register rewrites."""
+"""Modules that register rewrites."""
 
 _rewrites: dict[str, Rewrite] = {}
 
 
 def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
-    """Register how operators are written as standard ones: ``rule(op) -> outputs``, or None for a form that stays as it is.
+    """Register a rewrite of operators: ``rule(op) -> outputs``, or None for a form that stays.
 
-    The rule emits nodes of opset 18 or newer, in the form that they have in ``op.builder.opset``.
+    The rule emits nodes of opset 18 or newer, in their form in ``op.builder.opset``.
     """
 
     def register(rule: Rewrite) -> Rewrite:
@@ -47,7 +47,7 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 
 
 def find_rewrite(node: ir.Node) -> Rewrite | None:
-    """The rewrite of a node, None where there is none."""
+    """Return the rewrite of a node, or None."""
     if node.domain == RUNTIME_DOMAIN or (node.domain == "" and node.op_type in STANDARD_INTEGER_PRODUCTS):
         return rewritten_operators().get(node.op_type)
     return None
@@ -55,19 +55,19 @@ def find_rewrite(node: ir.Node) -> Rewrite | None:
 
 @cache
 def rewritten_operators() -> Mapping[str, Rewrite]:
-    """Every rewrite by the name of its operator in the runtime's domain."""
+    """Return every rewrite by operator name."""
     for family in FAMILIES:
         import_module(f"{__package__}.{family}")
     return MappingProxyType(_rewrites)
 
 
 def is_read(op: Operation, index: int) -> bool:
-    """Whether a node has an output at this place that is read."""
+    """True if a node's output at this index is read."""
     return index < len(op.node.outputs) and is_used(op.node.outputs[index])
 
 
 def held(x: Tensor) -> Tensor:
-    """Note that a constant is no weight, in each branch that it comes from: it tells of an encoding, or where tokens stand."""
+    """Mark the constants behind a tensor, in each branch, as no weights: they encode data or positions."""
     _hold(x.value)
     return x
 
@@ -85,7 +85,7 @@ def _hold(value: ir.Value) -> None:
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> tuple[Tensor, ...]:
-    """Cut a tensor into parts of these sizes along an axis."""
+    """Split a tensor into parts of these sizes along an axis."""
     builder: Builder = x.builder
     if len(sizes) == 1:
         return (x,)
@@ -97,7 +97,7 @@ _DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
 
 def laid_out_for_one_processor(node: ir.Node) -> str | None:
-    """Return, in words and with what to do, that a node is of such an operator; None where it is not."""
+    """Return an explanation and remedy if a node has a processor-specific layout, else None."""
     if node.domain not in _DOMAINS:
         return None
     return (
@@ -107,11 +107,11 @@ def laid_out_for_one_processor(node: ir.Node) -> str | None:
 
 
 def channels_first(op: Operation, x: Tensor) -> Tensor:
-    """``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
+    """Transpose ``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
     rank = known_rank(op, x)
     return op.builder.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
 def channels_last(op: Operation, x: Tensor) -> Tensor:
-    """``[batch, channels, ...]`` to ``[batch, ..., channels]``."""
+    """Transpose ``[batch, channels, ...]`` to ``[batch, ..., channels]``."""
     return op.builder.op("Transpose", x, perm=[0, *range(2, known_rank(op, x)), 1])

@@ -1,6 +1,6 @@
-"""The walks over a model: which operators are a runtime's, what they return, and standard operators in their place.
+"""Type inference and replacement of runtime-specific operators in a model.
 
-ONNX Runtime's tools write some of its operators in the domain ``""``, in opsets in which the standard does not have them.
+ONNX Runtime's tools write some of them in the domain ``""``, in opsets whose standard does not have them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STANDARD_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"
 
 
 def hide_runtime_nodes(proto: onnx.ModelProto) -> None:
-    """Move, in place, such nodes to the runtime's domain, where the check of ONNX passes over them."""
+    """Move such nodes to the runtime's domain, in place, where the checker of ONNX ignores them."""
     for body in (proto, *proto.functions):
         imports = {imported.domain: imported.version for imported in body.opset_import}
         graph = proto.graph if isinstance(body, onnx.ModelProto) else body
@@ -37,7 +37,7 @@ def hide_runtime_nodes(proto: onnx.ModelProto) -> None:
 
 
 def move_runtime_nodes(model: ir.Model) -> bool:
-    """The same for a model that is read."""
+    """Move such nodes of a model to the runtime's domain, in place."""
     changed = False
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for body in bodies:
@@ -56,16 +56,16 @@ def _is_standard(op_type: str, opset: int | None) -> bool:
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 UNROUNDED = {"DynamicQuantizeLSTM": "inference does not round what it reads and what it remembers, as the file does in each step"}
-"""Operators that compute with fewer digits than what stands for them, and where."""
+"""Operators that the runtime computes less precisely than their replacement, and how they differ."""
 _SMALL = 64
-"""Elements of a constant up to which a trial has it: axes and lengths, not weights."""
+"""Largest constant that a trial contains, in elements: axes and lengths, not weights."""
 
 
 def declare_runtime_outputs(model: ir.Model) -> bool:
-    """Give, in place, dtype and shape to what operators with a rewrite return, which the standard's inference does not know.
+    """Set, in place, dtype and shape of outputs of operators with a rewrite, which the standard's inference does not know.
 
-    For a model of any opset. Each node is rewritten in a graph of its own, and what that infers is taken over. Nodes in between
-    are inferred one by one, in their order. Nothing is done for a model without such operators.
+    For a model of any opset. Each node is rewritten in a separate graph, and the inferred types are copied. Other nodes are
+    inferred one by one, in order. Models without such operators stay unchanged.
     """
     has_any = any(find_rewrite(node) is not None for node in model.graph.all_nodes())
     if has_any:
@@ -88,7 +88,7 @@ def _declare(graph: ir.Graph) -> None:
 
 
 def _declare_of_bodies(node: ir.Node) -> None:
-    """Give, in place, the outputs of a branch or loop the dtypes that its bodies return, and what is sure of their shapes."""
+    """Set, in place, the dtypes of a branch's or loop's outputs from its bodies, and the certain parts of their shapes."""
     returned = [body.outputs[node.op_type == "Loop" :] for body in bodies(node)]
     carried = len(node.outputs) if node.op_type == "If" else len(node.inputs) - 2
     for index, output in enumerate(node.outputs):
@@ -106,13 +106,13 @@ def _infer(node: ir.Node, graph: ir.Graph) -> None:
     try:
         infer_outputs(node, graph.opset_imports)
     except BurnishError:
-        return  # What does not fit is named when the whole model is inferred.
+        return  # inference of the whole model reports the problem
     for output, (type_, shape) in zip(node.outputs, declared, strict=True):
         output.type, output.shape = output.type or type_, output.shape or shape
 
 
 def _tried(node: ir.Node, opset: int) -> tuple[Tensor | None, ...]:
-    """What a node's rewrite returns in a graph of its own; nothing where an operand's dtype is not known."""
+    """Return the results of a node's rewrite in a separate graph; empty if an operand's dtype is unknown."""
     if any(value is not None and value.dtype is None for value in node.inputs):
         return ()
     operands = [None if value is None else _stand_in(value, index) for index, value in enumerate(node.inputs)]
@@ -140,13 +140,12 @@ def _is_small(shape: ir.Shape) -> bool:
 
 
 def replace_runtime_operators(model: ir.Model) -> bool:
-    """Write, in place, the operators of runtimes that have a rewrite as standard ones; return whether there was any.
+    """Replace, in place, runtime-specific operators that have a rewrite; return True if there were any.
 
-    For a model of opset 18 or newer whose dtypes and shapes are inferred and whose nodes have names. Graphs inside of nodes are
-    looked through too.
+    For a model of opset 18 or newer with inferred dtypes and shapes and named nodes. Includes graphs nested in nodes.
 
     Raises:
-        ModelError: a node whose attributes and operands do not fit together.
+        ModelError: a node's attributes and operands do not fit together.
     """
     replaced: set[str] = set()
     for graph in list(model.graphs()):
@@ -169,9 +168,9 @@ def replace_runtime_operators(model: ir.Model) -> bool:
 
 
 def _main_node(node: ir.Node, results: Results) -> ir.Node | None:
-    """Which of the nodes that stand for another one has its name, by which layers are called: its product, else the last.
+    """Return the replacement node that gets the name of the original, used for layer names: its product, else the last.
 
-    None where nothing is computed.
+    None if nothing is computed.
     """
     operands, emitted = {value for value in node.inputs if value is not None}, dict[ir.Node, None]()
     pending = [tensor.value for tensor in reversed(_as_tuple(results)) if tensor is not None]
@@ -192,7 +191,7 @@ def _rewritten(node: ir.Node, graph: ir.Graph) -> Results:
         return rule(Operation(node, Builder(graph, before=node)))
     except BurnishError:
         raise
-    except Exception as error:  # No schema was there to check the node by.
+    except Exception as error:  # no schema was available to check the node
         raise ModelError(
             f"{describe_node(node)} lacks an input or an attribute that its operator needs, or has some that do not fit: "
             "export the model again"
