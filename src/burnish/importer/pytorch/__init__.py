@@ -1,7 +1,7 @@
-"""PyTorch modules as models: what a module computes becomes one ``onnx_ir.Model``, and what ONNX cannot say of it lies beside.
+"""PyTorch modules as models: an ``onnx_ir.Model`` of the module, and properties that ONNX cannot express.
 
-This room imports PyTorch; nothing outside imports it before a module is there. What is compiled from a module is in
-``burnish.compiler``, and how its weights come back in ``burnish.torch``.
+This package imports PyTorch, so it is imported only for modules. ``burnish.compiler`` compiles them, and ``burnish.torch`` writes
+the weights back.
 """
 
 from burnish.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""A module, called with examples, as a graph of ATen operators."""
+"""Tracing of a module with examples into a graph of ATen operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from burnish.importer.pytorch.refusals import (
 from burnish.sample_axes import AskedAxes
 
 DEFAULT_MOMENTUM = 0.1
-"""Stands for the momentum None of a layer while it is traced; what the layer does is its policy."""
+"""Placeholder for the momentum None of a layer during tracing; the layer's policy defines its behaviour."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Captured:
     """A module as a graph of ATen operators.
 
     Attributes:
-        program: the graph; its outputs are the tensors that ``forward`` returns, in their order.
-        returned: what ``forward`` returns, with the stand-ins of the trace as tensors.
-        cumulative: names of the normalization layers whose statistics are averages over all updates.
-        attributes: those that ``forward`` sets to tensors with a gradient, which the graph does not.
-        constants: the tensors that ``forward`` reads and was not given, which are no parameters or buffers either.
+        program: the graph; its outputs are the tensors that ``forward`` returns, in order.
+        returned: the result of ``forward``, with the trace's tensors.
+        cumulative: names of normalization layers that average their statistics over all updates.
+        attributes: attributes that ``forward`` sets to tensors with a gradient, which the graph does not.
+        constants: tensors that ``forward`` reads that are no arguments, parameters or buffers.
     """
 
     program: torch.export.ExportedProgram
@@ -69,20 +69,19 @@ def capture(
     training: bool,
     hooks: bool = True,
 ) -> Captured:
-    """Trace ``forward`` in training or evaluation mode; the module is left as it is.
+    """Trace ``forward`` in training or evaluation mode, without changing the module.
 
     Args:
-        module: the module. In training, submodules that are in evaluation mode stay so; unless the module as a whole is in
-            evaluation mode, which is then as if ``train()`` had been called.
-        args, kwargs: what ``forward`` is called with.
-        dynamic_shapes: as ``torch.export.export`` takes it.
+        module: the module. In training, submodules in evaluation mode stay so, unless the whole module is in evaluation mode,
+            which counts as if ``train()`` had been called.
+        args, kwargs: arguments of ``forward``.
+        dynamic_shapes: as for ``torch.export.export``.
         training: the mode.
-        hooks: whether hooks of the module as a whole are part of what it computes. Where they are called as well when the graph
-            runs, they are not.
+        hooks: True to include hooks of the whole module; False if they are also called when the graph runs.
 
     Raises:
-        FrozenValueError: what ``forward`` draws in Python, or counts from call to call, would be a constant of the graph.
-        UnregisteredError: so would a tensor that requires a gradient and is no parameter of the module.
+        FrozenValueError: a Python random number or a counter in ``forward`` would become a constant of the graph.
+        UnregisteredError: so would a tensor that requires a gradient but is no parameter of the module.
     """
     with _asked_for_gradients() as asking:
         first, state = _traced(module, args, kwargs, dynamic_shapes, training, hooks)
@@ -94,7 +93,7 @@ def capture(
             with other_state():
                 other, _ = _traced(module, args, kwargs, dynamic_shapes, training, hooks)
             is_same = same_but_for_mode(first.program.graph, other.program.graph) and _same_constants(first, other)
-        except Exception:  # as a branch that nothing but another draw takes
+        except Exception:  # for example a branch for another random number
             is_same = False
         if not is_same:
             raise FrozenValueError(name)
@@ -109,7 +108,7 @@ ASKS_FOR_GRADIENTS = (
 
 @contextlib.contextmanager
 def _asked_for_gradients(answer: bool | None = None) -> Iterator[list[bool]]:
-    """What code outside of PyTorch is told of whether gradients are recorded: the truth, or another answer."""
+    """Observe or override ``torch.is_grad_enabled`` for code outside PyTorch; yields the list of answers."""
     own, told = torch.is_grad_enabled, list[bool]()
 
     def is_grad_enabled() -> bool:
@@ -172,8 +171,8 @@ def mode_set(module: torch.nn.Module, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
-    """Normalization layers that count no batches, which would be a change of the module that the graph cannot hold."""
-    named = module.named_modules(remove_duplicate=False)  # a graph has any of the names of one that has several
+    """Stop normalization layers from counting batches, a module change that the graph cannot hold."""
+    named = module.named_modules(remove_duplicate=False)  # a graph may use any of a layer's names
     layers = {name: layer for name, layer in named if isinstance(layer, _NormBase)}
     before = {layer: (layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers.values()}
     cumulative = frozenset(name for name, layer in layers.items() if layer.momentum is None)
@@ -192,9 +191,9 @@ def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
 
 @contextlib.contextmanager
 def _unsynchronized() -> Iterator[None]:
-    """Let synchronized batch normalization compute as the one that it derives from: workers synchronize what its policy says.
+    """Let synchronized batch normalization compute like its base class: workers synchronize according to its policy.
 
-    Its own ``forward`` asserts that batches are counted, and asks for a GPU where a process group is open.
+    Its own ``forward`` asserts that batches are counted, and requires a GPU if a process group is open.
     """
     own = torch.nn.SyncBatchNorm.__dict__["forward"]
     torch.nn.SyncBatchNorm.forward = _BatchNorm.forward  # type: ignore[method-assign]
@@ -213,7 +212,7 @@ HOOKS = (
     "_backward_pre_hooks",
     "_backward_hooks",
 )
-"""The attributes in which a module holds hooks."""
+"""Attributes of a module with hooks."""
 
 
 @contextlib.contextmanager
@@ -225,10 +224,10 @@ def _returns_tensors(
     state: PythonState,
     outside: TorchFunctionMode,
 ) -> Iterator[None]:
-    """Let ``forward`` return the tensors of what it returns, open extents among them; what that was is added to ``returned``.
+    """Make ``forward`` return only its tensors, including open extents; its original result is appended to ``returned``.
 
-    It takes ``kwargs`` as parameters of its own: PyTorch 2.13 cannot open an axis where there are others (``**kwargs``). Hooks of
-    the module as a whole see what ``forward`` takes and returns, not these tensors; without ``hooks`` they are not called.
+    Its parameters become explicit for ``kwargs``: PyTorch 2.13 cannot open an axis with ``**kwargs``. Hooks of the whole module
+    see the original arguments and results; without ``hooks`` they are not called.
     """
     forward = module.forward
     own = {name: module.__dict__[name] for name in ("forward", *HOOKS) if name in module.__dict__}
@@ -266,7 +265,7 @@ def _returns_tensors(
 
 
 class _Outside(TorchFunctionMode):
-    """Collects the tensors that ``forward`` reads and that have values while it is traced: a graph has them as constants.
+    """Collects tensors with values that ``forward`` reads while traced: they are constants of the graph.
 
     Raises:
         UnregisteredError: one requires a gradient.
@@ -300,7 +299,7 @@ _READS_NO_VALUE = frozenset("__get__ size dim numel __len__ stride is_floating_p
 
 
 def _unregistered(module: torch.nn.Module, tensor: torch.Tensor) -> str:
-    """A tensor in words: where a module has it among its attributes, and its shape."""
+    """Describe a tensor by its attribute in the module, if any, and its shape."""
     for part, inner in module.named_modules():
         for name, value in inner.__dict__.items():
             for path, leaf in pytree.tree_flatten_with_path(value)[0]:
@@ -314,7 +313,7 @@ def _unregistered(module: torch.nn.Module, tensor: torch.Tensor) -> str:
 
 @contextlib.contextmanager
 def _global_hooks_apart(module: torch.nn.Module) -> Iterator[None]:
-    """Let hooks of all modules leave the one alone that is traced: PyTorch calls them around it when it is called."""
+    """Disable global hooks for the traced module itself: PyTorch calls them around it."""
     of_all = [getattr(torch.nn.modules.module, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")]
     before = [dict(hooks) for hooks in of_all]
 
@@ -331,7 +330,7 @@ def _global_hooks_apart(module: torch.nn.Module) -> Iterator[None]:
 
 
 def refuse_lazy(module: torch.nn.Module) -> None:
-    """Refuse parameters and buffers that have no shape yet.
+    """Refuse parameters and buffers without a shape.
 
     Raises:
         ConfigurationError: there is one.
@@ -346,9 +345,9 @@ def refuse_lazy(module: torch.nn.Module) -> None:
 def before_forward(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, torch.Tensor]]:
-    """Return what the hooks of a module give its ``forward``: the arguments, and attributes that are tensors, by name.
+    """Return the arguments of ``forward`` after a module's hooks, and the tensor attributes that they set, by name.
 
-    PyTorch's older ``weight_norm`` and ``spectral_norm`` are hooks that set attributes. The module is left as it is.
+    PyTorch's older ``weight_norm`` and ``spectral_norm`` are hooks that set attributes. The module is not changed.
     """
     before, kwargs = dict(module.__dict__), dict(kwargs)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -362,7 +361,7 @@ def before_forward(
                 elif (result := hook(module, args)) is not None:
                     args = result if isinstance(result, tuple) else (result,)
             except Exception:
-                return *given, {}  # a call says so
+                return *given, {}  # a call reports it
         set_by_hooks = {
             name: value.detach().requires_grad_(value.requires_grad)
             for name, value in module.__dict__.items()
@@ -373,7 +372,7 @@ def before_forward(
 
 @contextlib.contextmanager
 def held_as_buffers(module: torch.nn.Module, attributes: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Let attributes of a module be buffers, which a graph reads at each call."""
+    """Hold attributes of a module as buffers, which a graph reads at each call."""
     before = {name: module.__dict__.pop(name) for name in attributes if name in module.__dict__}
     module._buffers.update(attributes)
     try:
@@ -385,7 +384,7 @@ def held_as_buffers(module: torch.nn.Module, attributes: Mapping[str, torch.Tens
 
 
 def is_computed(leaf: Any) -> bool:
-    """Whether what ``forward`` returns is computed from its inputs: a tensor, or a number that follows their extents."""
+    """True if a result of ``forward`` is computed: a tensor, or a number that depends on extents."""
     return isinstance(leaf, torch.Tensor | torch.SymInt)
 
 
@@ -396,7 +395,7 @@ def _tensor_of(leaf: Any) -> torch.Tensor:
 
 
 def _refuse_others(result: Any) -> None:
-    """Refuse what ``forward`` returns if there is no tensor in it, or one in an object that PyTorch knows no structure of."""
+    """Refuse results of ``forward`` without tensors, or with tensors in an object unknown to PyTorch."""
     leaves = pytree.tree_leaves(result)
     for leaf in leaves:
         if isinstance(leaf, torch.SymFloat | torch.SymBool):
@@ -432,10 +431,10 @@ def _holds_tensors(value: Any, depth: int = 3) -> bool:
 
 @contextlib.contextmanager
 def _no_own_backward() -> Iterator[None]:
-    """Refuse functions with a backward of their own, which a trace of their forward loses, and with it all gradients.
+    """Refuse functions with a custom backward, which tracing their forward would lose.
 
-    Reentrant checkpoints are one, whose backward is that of what they run: this is traced in their place. What else PyTorch has
-    of them lies in layers and collectives; those that its tracers use, and the one that calls hooks, lose nothing.
+    Reentrant checkpoints have one, but it is the backward of the function that they run, so that is traced instead. PyTorch's
+    others are in layers and collectives; those of its tracers, and the one that calls hooks, are harmless.
     """
     own = torch.autograd.Function.__dict__["apply"]
 
@@ -457,7 +456,7 @@ def _no_own_backward() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_packing() -> Iterator[None]:
-    """Refuse packed sequences with what to write in their place."""
+    """Refuse packed sequences, with an alternative."""
 
     def pack(*_: Any) -> Any:
         raise PackingError(
@@ -469,12 +468,12 @@ def _no_packing() -> Iterator[None]:
     try:
         yield
     finally:
-        del torch._VF._pack_padded_sequence  # the module looks up what it has no attribute for
+        del torch._VF._pack_padded_sequence  # the module looks up missing attributes
 
 
 @contextlib.contextmanager
 def _partial_graph_unprinted() -> Iterator[None]:
-    """Keep to itself what PyTorch prints of the graph where an export fails: the error has the line, and the way round."""
+    """Suppress the graph that PyTorch prints when an export fails: the error names the line and a remedy."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
         yield
@@ -483,9 +482,9 @@ def _partial_graph_unprinted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _masks_unexamined() -> Iterator[None]:
-    """Let ``torch.nn.Transformer`` take masks as they are, without a look at whether their values are those of a causal one.
+    """Let ``torch.nn.Transformer`` accept masks without checking if their values are causal.
 
-    A trace has no values; the mask is added to the scores either way.
+    A trace has no values; the mask is added to the scores in any case.
     """
     own = transformer._detect_is_causal_mask
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
@@ -496,7 +495,7 @@ def _masks_unexamined() -> Iterator[None]:
 
 
 def register_dataclasses(value: Any) -> None:
-    """Make the dataclasses in a value known to PyTorch as structures."""
+    """Register the dataclasses in a value with PyTorch."""
     for leaf in pytree.tree_leaves(value):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             torch.export.register_dataclass(type(leaf))
@@ -505,7 +504,7 @@ def register_dataclasses(value: Any) -> None:
 
 
 def bound_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each parameter of ``forward`` is given, by name; what ``**kwargs`` takes has its own."""
+    """Return the arguments by parameter of ``forward``, including those of ``**kwargs``."""
     signature = inspect.signature(module.forward)
     bound = dict(signature.bind(*args, **kwargs).arguments)
     others = next((name for name, entry in signature.parameters.items() if entry.kind == entry.VAR_KEYWORD), "")
@@ -513,9 +512,9 @@ def bound_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapp
 
 
 def told_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the examples with a tensor of its own for each: a trace takes one that is given twice for one input.
+    """Return the examples with a separate tensor for each: a trace would treat repeated tensors as one input.
 
-    The same goes for one that is a parameter or a buffer of the module.
+    Also copies parameters and buffers of the module among the examples.
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
@@ -525,7 +524,7 @@ def told_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         if id(leaf) in seen:
             leaf = leaf.detach().clone()
         elif leaf.requires_grad:
-            # PyTorch takes its .grad for a further input.
+            # PyTorch would treat its .grad as another input.
             leaf = leaf.detach().requires_grad_()
         seen.add(id(leaf))
         return leaf
@@ -535,7 +534,7 @@ def told_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def with_several_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the examples with two samples where they have one: PyTorch takes an extent of 1 for one that never changes."""
+    """Double examples with one sample: PyTorch assumes that an extent of 1 never changes."""
     if _batch((args, kwargs)) != 1:
         return args, dict(kwargs)
 
@@ -554,11 +553,11 @@ def open_batch(
     kwargs: Mapping[str, Any],
     others: Mapping[int, Collection[int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return shapes that are open along the first axis, of all tensors that have as many samples there as the first.
+    """Return shapes open along the first axis, for all tensors with as many samples there as the first.
 
     Args:
-        module, args, kwargs: what is called.
-        others: further axes that are open, by the ``id`` of a tensor.
+        module, args, kwargs: the module and its arguments.
+        others: additional open axes, by the ``id`` of a tensor.
     """
     batch = _batch((args, kwargs))
 
@@ -570,7 +569,7 @@ def open_batch(
 
 
 def open_along(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: AskedAxes) -> dict[str, Any]:
-    """Return shapes that are open along the axes that hold samples, of tensors that have such: as asked for, else the first."""
+    """Return shapes open along the requested sample axes, by default the first."""
 
     def opened(name: str, leaf: Any) -> dict[int, Any] | None:
         axis = asked.get(name, 0) if isinstance(asked, Mapping) else asked
@@ -585,14 +584,14 @@ def open_along(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 def shapes_by_name(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return shapes that are open as given for some parameters of ``forward``, and for others along the first axis."""
+    """Return shapes open as given for some parameters of ``forward``, and along the first axis for others."""
     return {name: shapes.get(name, axes) for name, axes in open_batch(module, args, kwargs).items()}
 
 
 def fixed_batch(program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Return how many samples a traced module takes, where it takes no other number than its examples have; else None.
+    """Return the number of samples if a traced module accepts only that of its examples, else None.
 
-    Inputs without a first axis have no samples.
+    Inputs without axes have no samples.
     """
     batch = _batch((args, kwargs))
     inputs = (

@@ -1,4 +1,4 @@
-"""A graph of ATen operators as an ``onnx_ir.Model``, with the names of the module."""
+"""Conversion of a graph of ATen operators to an ``onnx_ir.Model`` with the module's names."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _override = exported_program._override_composite_implicit_decomp
 
 @contextlib.contextmanager
 def composites_known() -> Iterator[None]:
-    """Let decompositions know the composite operators from before, and replace those of them alone that are to change.
+    """Cache the composite operators for decompositions, and override only those that change.
 
-    Without that these two take most of the time of an export, whatever the module.
+    Otherwise these two steps take most of the time of an export.
     """
     registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key(COMPOSITE.name))
     readers: tuple[Any, ...] = (utils, decomp_utils, exported_program)
@@ -56,12 +56,12 @@ def composites_known() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _composites(registered: tuple[str, ...]) -> set[Any]:
-    """The composite operators while these are registered."""
+    """Return the composite operators, cached by ``registered``."""
     return _collect()
 
 
 def _replaced(decompositions: Mapping[Any, Callable[..., Any]]) -> AbstractContextManager[None]:
-    """Replace what composite operators decompose to, where that is something else than they are made of."""
+    """Override the decompositions of composite operators that differ from their own."""
     return _override({operator: function for operator, function in decompositions.items() if not _is_own(operator, function)})
 
 
@@ -79,12 +79,12 @@ SIXTEEN_BITS = {torch.bfloat16: ml_dtypes.bfloat16}
 def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Model, tuple[str, ...], tuple[str, ...]]:
     """Return the graph in ONNX operators, and the inputs and buffers that ``forward`` changes.
 
-    Nothing is folded or merged; weights are copies. What comes to stand in inputs, and then in buffers, are the last outputs, in
-    the same order; where there are any, outputs are added to ``program``, in place.
+    Nothing is folded or merged; weights are copies. The new values of inputs, then buffers, are the last outputs, in that order;
+    if there are any, outputs are added to ``program``, in place.
 
     Args:
         program: the graph of ATen operators.
-        inputs: whether what is written over inputs is returned.
+        inputs: True to return values written over inputs.
 
     Raises:
         UnsupportedOperatorError: ``forward`` writes to a parameter.
@@ -106,13 +106,13 @@ def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Mod
         _return_changes(program, written, changed)
         exported = onnx_program(program)
     model: ir.Model = exported.model
-    # A translation that returns what it is given leaves an input with the name of a node.
+    # A translation that returns its argument leaves an input with a node's name.
     inputs_of_graph = [
         spec.arg.name for spec in signature.input_specs if is_user_input(spec) and not isinstance(spec.arg, ConstantArgument)
     ]
     for value, name in zip(model.graph.inputs, inputs_of_graph, strict=True):
         value.name = name
-    # It lists a parameter under each of its names, and what it lists is restored where it is not there.
+    # It lists parameters under all their names, and missing ones would be restored.
     model.graph.metadata_props.pop(SIGNATURE, None)
     OF_MODULE.set(model.graph, True)
     _refuse_complex(program, model.graph, trained=not inputs)
@@ -125,10 +125,10 @@ def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Mod
 
 
 def _refuse_complex(program: torch.export.ExportedProgram, graph: ir.Graph, *, trained: bool) -> None:
-    """Refuse complex buffers that ``forward`` changes, and parameters of a program that is trained. Other tensors become pairs.
+    """Refuse complex buffers that ``forward`` changes, and complex parameters to be trained. Other complex tensors become pairs.
 
     Raises:
-        UnsupportedOperatorError: there is one, which is named.
+        UnsupportedOperatorError: there is one; the message names it.
     """
     signature = program.graph_signature
     states = {*signature.buffers_to_mutate.values(), *(signature.parameters if trained else ())}
@@ -142,7 +142,7 @@ def _refuse_complex(program: torch.export.ExportedProgram, graph: ir.Graph, *, t
 
 
 def _read_originals(graph: ir.Graph) -> None:
-    """Let nodes read initializers in place of copies, in place: loading takes a copy for a parameter of its own."""
+    """Bypass copies of initializers, in place: loading would treat a copy as another parameter."""
     for node in list(graph):
         (copy,) = node.outputs if node.op_type == "Identity" else (None,)
         if copy is not None and not copy.is_graph_output() and (value := node.inputs[0]) is not None and value.is_initializer():
@@ -152,7 +152,7 @@ def _read_originals(graph: ir.Graph) -> None:
 
 @composites_known()
 def onnx_program(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
-    """What the exporter makes of a program, and the program as it was decomposed for that."""
+    """Return the exporter's result for a program, including the decomposed program."""
     with decomposing(decompositions(program)), _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(
@@ -170,7 +170,7 @@ def onnx_program(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgra
 
 
 def _return_changes(program: torch.export.ExportedProgram, inputs: Sequence[str], buffers: Sequence[str]) -> None:
-    """Return the values that inputs and buffers have in the end, in place: the exporter drops what is written to them."""
+    """Return the final values of inputs and buffers, in place: the exporter drops writes to them."""
     graph, signature = program.graph, program.graph_signature
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     holding = {signature.inputs_to_buffers.get(name): node for name, node in placeholders.items()}
@@ -199,7 +199,7 @@ def _copied(tensor: torch.Tensor) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what the exporter logs below errors: notes on operators of packages that are not there."""
+    """Suppress the exporter's log below errors, about operators of missing packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -210,7 +210,7 @@ def _quiet() -> Iterator[None]:
 
 
 def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Structure:
-    """Return how the examples are inputs of the graph, which have the names of the parameters of ``forward``."""
+    """Return the mapping of the examples to graph inputs, named after the parameters of ``forward``."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     specs = [spec for spec in captured.program.graph_signature.input_specs if is_user_input(spec)]
     names = [entry.arg.name if isinstance(leaf, torch.Tensor) else None for entry, leaf in zip(specs, leaves, strict=True)]
@@ -219,7 +219,7 @@ def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwar
 
 
 def _kinds(names: Iterable[str | None], leaves: Iterable[Any]) -> dict[str, str]:
-    """What leaves are that are no real tensors, by their names."""
+    """Return the kinds of leaves that are no real tensors, by name."""
     kinds = {}
     for name, leaf in zip(names, leaves, strict=True):
         if name is not None and (not isinstance(leaf, torch.Tensor) or leaf.is_complex()):
@@ -228,10 +228,10 @@ def _kinds(names: Iterable[str | None], leaves: Iterable[Any]) -> dict[str, str]
 
 
 def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) -> Structure:
-    """Name the outputs of the graph by where they stand in what ``forward`` returns, in place.
+    """Name the graph outputs by their position in the result of ``forward``, in place.
 
-    A tensor by itself is ``output``; an entry of a dictionary or dataclass has its name, one of a tuple its number. ``following``
-    are the names of the next values of inputs and buffers, which come after them.
+    A single tensor is ``output``; entries of dictionaries and dataclasses have their names, those of tuples their numbers.
+    ``following`` holds the names of the next values of inputs and buffers, which come last.
     """
     paths, spec = pytree.tree_flatten_with_path(captured.returned)
     taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
@@ -258,12 +258,12 @@ def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) 
 
 
 def next_name(name: str) -> str:
-    """The name of the output that is the next value of a buffer or an input."""
+    """Return the name of the output with the next value of a buffer or input."""
     return f"next:{name}"
 
 
 def _apart(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
-    """Return a value that a node computes for one output alone."""
+    """Return a value that a node computes for one output only."""
     if value.producer() is not None and value not in others:
         return value
     node = ir.node("Identity", [value])
@@ -289,12 +289,12 @@ def _unused(name: str, taken: set[Any]) -> str:
 
 
 def lift_buffers(model: ir.Model, names: Iterable[str], written: Mapping[str, str]) -> None:
-    """Make buffers inputs of a model, in place, so that nothing takes their values for constants, where it reads or writes them.
+    """Make buffers that a model reads or writes inputs, in place, so that their values are not taken for constants.
 
     Args:
-        model: whose outputs have names.
-        names: of the buffers.
-        written: the name of the output that is the next value, by that of the buffer, of those that are written to.
+        model: a model with named outputs.
+        names: names of the buffers.
+        written: buffer name -> output with its next value, for buffers that are written.
     """
     graph = model.graph
     following = {value.name: value for value in graph.outputs}
@@ -310,19 +310,19 @@ def lift_buffers(model: ir.Model, names: Iterable[str], written: Mapping[str, st
 
 
 def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:
-    """Give batch normalization nodes the names of their layers, in place; return the policies by the names of the nodes."""
+    """Name batch normalization nodes after their layers, in place; return the policies by node name."""
     named: dict[str, str] = {}
     for node in model.graph:
         if node.op_type != "BatchNormalization" or (mean := node.inputs[3]) is None:
             continue
         layer = (mean.name or "").rpartition(".")[0]
         node.name = _unused(layer or node.op_type, set(named))
-        named[node.name] = policies.get(layer, "frozen")  # what forward calls with statistics of its own, outside of training
+        named[node.name] = policies.get(layer, "frozen")  # functional calls with their own statistics, outside training
     return named
 
 
 def name_dimensions(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Give the symbols of shapes names, in place: ``batch`` in place of ``s77``; and those that tracing fixed their numbers."""
+    """Name the symbols of shapes, in place: ``batch`` instead of ``s77``; and use numbers for those fixed by tracing."""
     symbol = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b") if names else None
 
     def named(size: Any) -> Any:

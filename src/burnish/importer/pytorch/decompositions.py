@@ -1,8 +1,8 @@
-"""The operators that PyTorch decomposes before its exporter translates the others.
+"""Choice of the operators that PyTorch decomposes before its exporter translates the others.
 
-PyTorch's own decompositions are right, so every operator that has one is decomposed unless it is kept on purpose. A translation
-of one that is kept need not read all of its arguments. Its code shows which it reads: a call with another argument is decomposed
-as well, or is an error that names it.
+PyTorch's decompositions are reliable, so every operator with one is decomposed unless kept deliberately. The translation of a
+kept operator may ignore some arguments, as its code shows: calls that use them are decomposed too, or refused with the argument's
+name.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ WITHOUT_EFFECT = frozenset(
     "deterministic allow_tf32 requires_grad path implicit output_size stride sorted return_complex return_debug_mask "
     "scales scales_d scales_h scales_w".split()
 )
-"""Arguments that say how something is computed or stored, or what others say too; scales are looked at by themselves."""
+"""Arguments without effect on the result, or redundant; scales are checked separately."""
 
 
 KEPT = frozenset(
-    # Layers: burnish has gradients, kernels and numerics of their own for them.
+    # layers with burnish's own gradients, kernels and numerics
     "conv1d conv2d conv3d linear matmul einsum layer_norm group_norm instance_norm lstm gru rnn_tanh rnn_relu "
     "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu embedding_bag grid_sampler "
     "avg_pool1d max_pool1d max_pool1d_with_indices max_pool2d max_pool3d pixel_shuffle pixel_unshuffle col2im im2col stft "
-    # Activations and losses.
+    # activations and losses
     "celu glu hardsigmoid hardswish log_sigmoid log_softmax mish _prelu_kernel prelu relu6 selu silu softmax softplus sinc "
     "special_log_softmax special_softmax special_sinc special_erf special_erfc special_expm1 xlogy special_xlogy logsumexp "
     "cross_entropy_loss nll_loss nll_loss_forward mse_loss "
-    # Quantization, whose gradient passes straight through.
+    # quantization with straight-through gradients
     "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine "
-    # Extents, copies and places, an operator of ONNX each.
+    # extents, copies and indexing: one ONNX operator each
     "arange concat concatenate detach diagonal_copy empty_like fill masked_fill new_empty new_full new_ones new_zeros ones "
     "ones_like pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
     "repeat_interleave roll split squeeze stack sym_size t tile transpose tril triu type_as unbind unsafe_split _unsafe_index "
     "_unsafe_index_put _unsafe_view upsample_bicubic2d upsample_linear1d upsample_nearest1d upsample_nearest2d "
     "upsample_nearest3d upsample_trilinear3d where zeros zeros_like "
-    # Arithmetic, an operator of ONNX each; bounds have PyTorch's gradients.
+    # arithmetic: one ONNX operator each; bounds have PyTorch's gradients
     "addcdiv addcmul all baddbmm bernoulli clamp_max clamp_min det divide dot floor_divide greater greater_equal heaviside "
     "isfinite isneginf isposinf is_nonzero less less_equal linalg_det logdet multiply mv subtract sum true_divide".split()
 )
-"""Operators that stay whole, though PyTorch would decompose them: each translation is what burnish wants to read."""
+"""Operators that are not decomposed, since burnish reads their translations."""
 
 REFUSED = {
     aten.embedding_renorm_.default: "forward writes to the table of an embedding, as max_norm does, and a graph does not: write "
     "to it after the optimizer's step, outside of forward",
     aten.special_erfcx.default: "the translation of torch.special.erfcx to ONNX loses all digits above 6",
 }
-"""Operators that cannot be translated, and why."""
+"""Operators that cannot be translated, with the reason."""
 
 LOSSES = (
     aten.cross_entropy_loss.default,
@@ -71,14 +71,14 @@ LOSSES = (
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 )
-"""Losses over classes, which PyTorch decomposes one into the next."""
+"""Losses over classes, which PyTorch decomposes into one another."""
 
 
 def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[..., Any]]:
-    """Return what the operators of a program are decomposed to: all but those that a translation computes right as a whole.
+    """Return the decompositions for a program: all except operators that a translation computes correctly.
 
     Raises:
-        UnreadArgumentError: there is an operator that is translated wrong and cannot be decomposed: it is named.
+        UnreadArgumentError: an operator can be neither translated correctly nor decomposed; the message names it.
     """
     known = torch.export.default_decompositions().materialize()
     table = {**_of_pytorch(known), **OWN}
@@ -100,7 +100,7 @@ def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[
 
 
 def _of_pytorch(known: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions, without those of operators that are kept and of its core that is translated."""
+    """Return PyTorch's decompositions without kept operators and translated core operators."""
     return {
         operator: function
         for operator, function in {**torch._decomp.decomposition_table, **known}.items()
@@ -118,7 +118,7 @@ def _is_translated(operator: Any) -> bool:
 
 @contextmanager
 def decomposing(table: dict[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Let the exporter decompose by a table, in place of all that it has no translation for."""
+    """Let the exporter use this decomposition table instead of its own."""
     own = _decomp.create_onnx_friendly_decomposition_table
     try:
         _decomp.create_onnx_friendly_decomposition_table = lambda _: table  # type: ignore[assignment]
@@ -128,10 +128,10 @@ def decomposing(table: dict[Any, Callable[..., Any]]) -> Iterator[None]:
 
 
 def refuse_misread(program: torch.export.ExportedProgram) -> None:
-    """Refuse a program, as the exporter decomposed it, with arguments that translations do not read.
+    """Refuse a decomposed program with arguments that translations ignore.
 
     Raises:
-        UnreadArgumentError: there is one: it is named.
+        UnreadArgumentError: there is one; the message names it.
     """
     for node in _operators(program):
         if (reason := _misread(node)) is not None:
@@ -139,7 +139,7 @@ def refuse_misread(program: torch.export.ExportedProgram) -> None:
 
 
 def has_complex_numbers(program: torch.export.ExportedProgram) -> bool:
-    """Whether a program computes with complex numbers."""
+    """True if a program uses complex numbers."""
     return any(
         isinstance(value, torch.Tensor) and value.is_complex()
         for part in program.graph_module.modules()
@@ -156,7 +156,7 @@ def _operators(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
 
 
 def _misread(node: fx.Node) -> str | None:
-    """What a translation does not read of a node's arguments, in words; None where it reads all that counts."""
+    """Return the arguments of a node that its translation ignores, in words; None if none matters."""
     operator = node.target
     assert isinstance(operator, torch._ops.OpOverload)
     own = _OWN_CONDITIONS.get(operator)
@@ -176,7 +176,7 @@ def _misread(node: fx.Node) -> str | None:
 
 @functools.cache
 def _unread(operator: torch._ops.OpOverload) -> frozenset[str]:
-    """The arguments of an operator that its translation has not, or does not read."""
+    """Return the arguments of an operator that its translation lacks or ignores."""
     if operator in TRANSLATIONS:
         functions = [TRANSLATIONS[operator]]
     else:
@@ -224,7 +224,7 @@ def _draws_without_replacement(node: fx.Node) -> str | None:
 
 
 def _scales_otherwise(node: fx.Node) -> str | None:
-    """Scales other than the quotients of the extents, which translations of interpolations read in their place."""
+    """Return scales that are not the quotients of the extents, which translations of interpolations use instead."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     size: Any = given["output_size"]
@@ -255,4 +255,4 @@ _OWN_CONDITIONS: dict[Any, Callable[[fx.Node], str | None]] = {
         _scales_otherwise,
     ),
 }
-"""Arguments that a translation reads, and takes for something else."""
+"""Checks of arguments that a translation misinterprets."""

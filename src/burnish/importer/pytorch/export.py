@@ -1,4 +1,4 @@
-"""``export_module``: a module and examples of its inputs become a model, step by step."""
+"""``export_module``: converts a module and example inputs to a model."""
 
 from __future__ import annotations
 
@@ -67,29 +67,29 @@ def export_module(
     needed: Collection[bool] = (True, False),
     modes: Collection[bool] = (True, False),
 ) -> ExportedModule:
-    """Return a module as one graph for training and evaluation, and what ONNX does not keep of it.
+    """Return a module as one graph for training and evaluation, with its properties that ONNX does not keep.
 
-    The module is called in training and in evaluation mode, with stand-ins for the examples that have no elements; it is left as
-    it is. Where the two differ in more than normalization and dropout, there is a graph for each.
+    The module is called in training and evaluation mode, with empty stand-ins for the examples, and is not changed. If the modes
+    differ in more than normalization and dropout, each has its own graph.
 
     Args:
-        module: the module. Submodules in evaluation mode stay so in training, unless the module as a whole is: that is as if
+        module: the module. Submodules in evaluation mode stay so in training, unless the whole module is, which counts as if
             ``train()`` had been called.
-        args, kwargs: what ``forward`` is called with. What is no tensor becomes a constant of the graph.
-        dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
-            that have as many samples there as the first input.
-        called: whether the graph runs in calls of the module: these call the hooks of the module as a whole, and are to write
-            over their inputs. Otherwise what the hooks do is in the graph.
-        needed: the modes that must have a graph, True for training. Where the other cannot be traced, ``failed`` says why.
-        modes: those that it is called in.
+        args, kwargs: arguments of ``forward``. Values other than tensors become constants.
+        dynamic_shapes: open axes of the inputs, as for ``torch.export.export``. None opens the first axis of all inputs with as
+            many samples there as the first input.
+        called: True if the graph runs in calls of the module, which then call the hooks of the whole module and write over
+            inputs. Otherwise the graph includes the hooks.
+        needed: modes that must have a graph, True for training. ``failed`` has the reason if another mode cannot be traced.
+        modes: modes to trace.
 
     Warns:
-        FixedBatchWarning: ``dynamic_shapes`` is None, and the module takes no other batch than that of the examples.
-        HooksWarning: a hook acts on gradients, which is not in the graph.
+        FixedBatchWarning: ``dynamic_shapes`` is None, and the module accepts only the batch of the examples.
+        HooksWarning: a hook on gradients is not in the graph.
         AttributesWarning: ``forward`` sets attributes of the module, which the graph does not.
 
     Raises:
-        UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
+        UnsupportedOperatorError: the module cannot be exported; the message names the line and the part.
         ConfigurationError: PyTorch cannot call the module with the examples either.
     """
     refuse_lazy(module)
@@ -162,7 +162,7 @@ def _exported(module: torch.nn.Module, traced: _Traced, called: bool) -> Exporte
 
 
 def _same_structure(value: Any, other: Any) -> bool:
-    """Whether what a module returns in two modes is the same, but for the values of tensors."""
+    """True if a module's results in two modes are equal except for tensor values."""
     (leaves, spec), (others, other_spec) = pytree.tree_flatten(value), pytree.tree_flatten(other)
     return spec == other_spec and all(
         type(mine) is type(theirs) and (is_computed(mine) or mine == theirs) for mine, theirs in zip(leaves, others, strict=True)
@@ -170,7 +170,7 @@ def _same_structure(value: Any, other: Any) -> bool:
 
 
 class _Asked(NamedTuple):
-    """What of a module is to be traced: its hooks, the modes that must be, and those that may."""
+    """A request to trace a module: with or without its hooks, the required modes, and the modes to try."""
 
     hooks: bool
     needed: frozenset[bool]
@@ -178,7 +178,7 @@ class _Asked(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """A module in both modes, or in the one that can be traced, with the examples and the open axes that it was traced with."""
+    """A module traced in both modes or the possible one, with the examples and open axes used."""
 
     training: Captured | None
     evaluation: Captured | None
@@ -211,7 +211,7 @@ class _Traced(NamedTuple):
 def _traced(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, asked: _Asked
 ) -> _Traced:
-    """Trace a module, with an open batch where it has one, and with the batch of the examples where it takes no other."""
+    """Trace a module with an open batch if possible, else with the batch of the examples."""
     if dynamic_shapes is not None:
         return _Traced.of(module, args, kwargs, dynamic_shapes, asked)
     several, several_named = with_several_samples(args, kwargs)
@@ -236,7 +236,7 @@ def _traced(
 
 
 class _Converted(NamedTuple):
-    """A mode of a module as a model, as ``ExportedModule`` has it."""
+    """One mode of a module as a model; see ``ExportedModule``."""
 
     model: ir.Model
     inputs: Structure
@@ -262,7 +262,7 @@ def _converted(
 
 
 def _write_out(program: torch.export.ExportedProgram) -> None:
-    """Write what the exporter translates otherwise by operators that it gets right, in place."""
+    """Replace operators that the exporter translates incorrectly, in place."""
     stop_gradients(program)
     say_dtypes(program)
     write_out_channel_dropout(program)
@@ -273,13 +273,13 @@ def _write_out(program: torch.export.ExportedProgram) -> None:
 
 
 class TracedValues(NamedTuple):
-    """What PyTorch computes at each node of a trace, without normalization by batches and without dropout.
+    """Values of each node of a trace in PyTorch, without batch statistics and dropout.
 
     Attributes:
-        model: the trace in operators of ONNX.
-        values: by the name of the node, which is that of the value in the model.
-        places: what the nodes are, in words.
-        inputs: of the model, by name.
+        model: the trace in ONNX operators.
+        values: values by node name, which is also the value's name in the model.
+        places: descriptions of the nodes.
+        inputs: inputs of the model by name.
     """
 
     model: ir.Model
@@ -291,7 +291,7 @@ class TracedValues(NamedTuple):
 def traced_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, training: bool, called: bool
 ) -> TracedValues:
-    """Trace a module and compute what the trace does, node by node; the arguments are those of ``export_module``."""
+    """Trace a module and evaluate the trace node by node; arguments are as for ``export_module``."""
     args, kwargs = told_apart(module, args, kwargs)
     with held_as_buffers(module, before_forward(module, args, kwargs)[2] if called else {}):
         traced = _traced(module, args, kwargs, dynamic_shapes, _Asked(not called, frozenset({training}), (training,)))
@@ -313,7 +313,7 @@ def traced_values(
 
 
 class _Recorded(fx.Interpreter):
-    """Runs a graph and keeps the value of each node; nothing is dropped."""
+    """Runs a graph and keeps the value of each node."""
 
     def __init__(self, module: fx.GraphModule):
         super().__init__(module)
@@ -326,7 +326,7 @@ class _Recorded(fx.Interpreter):
 
 
 def shared_names(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the other names of parameters and buffers that have several, by the first, which ``named_parameters`` gives."""
+    """Return the additional names of parameters and buffers by the first name in ``named_parameters``."""
     names: dict[int, list[str]] = {}
     for pairs in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
         for name, tensor in pairs:
@@ -347,7 +347,7 @@ def _rename_shared(model: ir.Model, canonical: Mapping[str, str]) -> None:
 
 
 def _first_name(layer: str, canonical: Mapping[str, str]) -> str:
-    """The first name of a normalization layer, whatever other it has."""
+    """Return the first name of a normalization layer, given any of its names."""
     statistic = in_layer(layer, "running_mean")
     return canonical.get(statistic, statistic).rpartition(".")[0]
 
@@ -394,7 +394,7 @@ def _buffers(module: torch.nn.Module) -> dict[str, bool]:
 
 
 def _refuse_repeated_averages(uses: Mapping[str, int], cumulative: Collection[str]) -> None:
-    """Refuse an average over all batches that one call adds several to: its weight is read once for a call."""
+    """Refuse a cumulative average that is updated several times per call: its weight is read once per call."""
     if repeated := [layer for layer in cumulative if uses[layer] > 1]:
         raise UnsupportedOperatorError(
             f"'{repeated[0]}' averages its running statistics over all batches (momentum=None), and one call of the module runs "

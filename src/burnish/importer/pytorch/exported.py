@@ -1,6 +1,6 @@
-"""What an exported module is: its graph, the names of its open axes, and what ONNX does not keep of a module.
+"""An exported module: its graph, the names of its open axes, and properties that ONNX does not keep.
 
-A trace takes something for granted of the extents of inputs: where ``forward`` asks for them, it went one way.
+A trace assumes properties of the input extents if ``forward`` branches on them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BATCH = "batch"
 
 
 def symbol_names(program: torch.export.ExportedProgram, shapes: Any) -> dict[str, str]:
-    """Return the names that the symbols of a graph are to have: those that the user gave, and ``batch``.
+    """Return the names for the symbols of a graph: those given by the user, and ``batch``.
 
     Args:
         program: the graph.
-        shapes: the open axes of each parameter of ``forward``, as ``torch.export.export`` takes them.
+        shapes: open axes of each parameter of ``forward``, as for ``torch.export.export``.
     """
     names: dict[str, str] = {}
     specs = pytree.tree_leaves(
@@ -46,7 +46,7 @@ def symbol_names(program: torch.export.ExportedProgram, shapes: Any) -> dict[str
 
 
 def _apart(names: dict[str, str]) -> dict[str, str]:
-    """Number names that several symbols would have."""
+    """Number duplicate names."""
     taken: dict[str, int] = {}
     result = {}
     for symbol, name in names.items():
@@ -56,16 +56,16 @@ def _apart(names: dict[str, str]) -> dict[str, str]:
 
 
 Axis = tuple[str, int]
-"""An axis of an input: its name, and the number of the axis."""
+"""Input name and index of an axis."""
 
 
 @dataclass(frozen=True)
 class Extents:
-    """The open extents of a trace, and what it takes for granted of them.
+    """Open extents of a trace and its assumptions about them.
 
     Attributes:
-        sizes: of each axis that is open its extent, in symbols.
-        conditions: what held for the examples, where ``forward`` or PyTorch asked: in the same symbols.
+        sizes: symbolic extent of each open axis.
+        conditions: conditions in the same symbols that ``forward`` or PyTorch checked and that held for the examples.
     """
 
     sizes: Mapping[Axis, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Extents:
 
     @classmethod
     def of(cls, program: torch.export.ExportedProgram) -> Extents:
-        """Read what a program takes for granted."""
+        """Read the assumptions of a program."""
         names = {spec.arg.name for spec in program.graph_signature.input_specs if is_user_input(spec)}
         values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder") if node.name in names}
         extents: list[tuple[Axis, Any]] = [
@@ -93,12 +93,14 @@ class Extents:
         return cls(sizes, tuple(dict.fromkeys(each for each in conditions if each.free_symbols and each.free_symbols <= known)))
 
     def unequal(self, shapes: Mapping[str, Sequence[int]]) -> list[Axis]:
-        """The axes whose extents are equal to others in the trace, or follow from others, and are not so in these shapes."""
+        """Return the axes whose extents the trace assumes to equal or follow from others, but do not in these shapes."""
         symbols = self._symbols(shapes)
         return [place for place, size, extent in self._given(shapes) if _value(size, symbols) not in (None, extent)]
 
     def doubtful(self, shapes: Mapping[str, Sequence[int]]) -> list[Axis]:
-        """The axes whose extents the trace may go another way for: of none or one, which it never looks at, or by a condition."""
+        """Return the axes with extents for which the trace may differ: 0 or 1, which it never examines, or a violated
+        condition.
+        """
         symbols = self._symbols(shapes)
         broken = [each for each in self.conditions if _value(each, symbols) is False]
         asked = set().union(*(each.free_symbols for each in broken))
@@ -118,14 +120,14 @@ class Extents:
 
 
 def _settled(expression: Any, replacements: Mapping[Any, Any]) -> Any:
-    """An expression in the symbols that are left after those that turned out to be others were replaced."""
+    """Return an expression with replaced symbols resolved."""
     while (following := expression.xreplace(replacements)) != expression:
         expression = following
     return expression
 
 
 def _value(expression: Any, symbols: Mapping[Any, Any]) -> int | bool | None:
-    """The value of an expression; None where that is open."""
+    """Return the value of an expression; None if it is open."""
     value = expression.xreplace(symbols)
     if value in (sympy.true, sympy.false):
         return bool(value)
@@ -134,14 +136,14 @@ def _value(expression: Any, symbols: Mapping[Any, Any]) -> int | bool | None:
 
 @dataclass(frozen=True)
 class Structure:
-    """How values of the user's, in tuples, dictionaries and dataclasses, are inputs or outputs of a graph.
+    """Mapping between user values in tuples, dictionaries and dataclasses and graph inputs or outputs.
 
     Attributes:
-        spec: the structure, as ``torch.utils._pytree`` describes it; of inputs that of ``(args, kwargs)``.
-        names: of each leaf the name in the graph; None where the leaf is no tensor.
-        constants: of each leaf what it was at the export, where it is no tensor; else None.
-        kinds: what leaves are that are no real tensors in PyTorch, by their names in the graph: ``complex``, where the graph has
-            pairs of real numbers along a last axis, or ``number``.
+        spec: structure from ``torch.utils._pytree``; for inputs that of ``(args, kwargs)``.
+        names: graph name of each leaf; None if it is no tensor.
+        constants: value of each leaf at export if it is no tensor; else None.
+        kinds: kind of leaves that are no real tensors, by graph name: ``complex``, as pairs of real numbers along a last axis in
+            the graph, or ``number``.
     """
 
     spec: pytree.TreeSpec
@@ -150,14 +152,14 @@ class Structure:
     kinds: Mapping[str, str] = field(default_factory=dict)
 
     def unflatten(self, values: Mapping[str, Any]) -> Any:
-        """Return the user's structure with these values, by their names in the graph."""
+        """Return the user's structure with these values, given by graph name."""
         if self.kinds:
             values = {name: _as_returned(value, self.kinds.get(name)) for name, value in values.items()}
         leaves = (constant if name is None else values[name] for name, constant in zip(self.names, self.constants, strict=True))
         return pytree.tree_unflatten(list(leaves), self.spec)
 
     def flatten(self, value: Any) -> dict[str, Any]:
-        """Return the tensors of a value of this structure, by their names in the graph.
+        """Return the tensors in a value of this structure, by graph name.
 
         Raises:
             ValueError: the value has another structure.
@@ -176,37 +178,35 @@ def _as_returned(value: torch.Tensor, kind: str | None) -> Any:
 
 @dataclass(frozen=True)
 class ExportedModule:
-    """A module as a graph, and what ONNX does not keep of it.
+    """A module as a graph, with its properties that ONNX does not keep.
 
     Attributes:
-        model: the graph of training, not yet bound to a mode where normalization and dropout are all that differs. Initializers
-            have their names in ``state_dict``; weights are copies.
-        inference: the graph of ``eval()``, where that differs in more than normalization and dropout; else None.
-        inputs: how ``(args, kwargs)`` are the inputs of the graph.
-        outputs: how the outputs of the graph are what ``forward`` returns.
-        outputs_in_evaluation: the same of ``eval()``, which may return something else.
-        constants: the tensors that ``forward`` reads from elsewhere, whose values are in the graphs.
-        extents: what the trace of training takes for granted of the extents of inputs.
-        extents_in_evaluation: the same of ``eval()``.
-        failed: why there is no graph of training (True) or evaluation (False), where only the other was asked for.
-        parameters: of every parameter whether it trains (``requires_grad``), by the first of its names.
-        buffers: of every buffer whether it is in ``state_dict``.
-        shared: the other names of parameters and buffers that have several, by the name that the model has.
-        moving: the buffers that ``forward`` changes in training or evaluation, other than running statistics and counts. They are
-            inputs of the models, after those of ``forward``, where these read or write them.
-        written: those that it changes in training, with the names of the outputs of ``model`` that are their next values, which
-            come after what ``forward`` returns.
-        written_in_evaluation: the same of ``eval()``, in ``inference`` where there is one.
-        written_inputs: the inputs that ``forward`` writes over in training, with the names of the outputs that are what it leaves
-            there: after what it returns, before the buffers. Such outputs are there where they were asked for.
-        written_inputs_in_evaluation: the same of ``eval()``.
-        norm_policies: the policy of each batch normalization, by the name of its node: ``frozen`` where the module has the layer
-            in evaluation mode.
-        held_rows: rows of embeddings that do not train, ``padding_idx``.
-        counted_batches: the counts of batches that normalization layers keep (``num_batches_tracked``), as they stand.
-        batches_per_call: how many batches a call adds to each of them: a layer that runs twice counts two.
-        attributes: those of ``buffers`` that are attributes of the module, which its hooks compute before each call.
-        running_variance: which variance running statistics hold.
+        model: training graph, not yet bound to a mode if the modes differ only in normalization and dropout. Initializers have
+            their names in ``state_dict``; weights are copies.
+        inference: graph of ``eval()`` if that differs in more than normalization and dropout; else None.
+        inputs: mapping of ``(args, kwargs)`` to graph inputs.
+        outputs: mapping of graph outputs to the result of ``forward``.
+        outputs_in_evaluation: the same for ``eval()``, which may differ.
+        constants: tensors from elsewhere that ``forward`` reads, with their values in the graphs.
+        extents: the training trace's assumptions about input extents.
+        extents_in_evaluation: the same for ``eval()``.
+        failed: why there is no graph of training (True) or evaluation (False), if only the other was required.
+        parameters: parameter, by its first name -> ``requires_grad``.
+        buffers: buffer -> True if it is in ``state_dict``.
+        shared: additional names of parameters and buffers, by their name in the model.
+        moving: buffers that ``forward`` changes in training or evaluation, except running statistics and counts. Models that use
+            them have them as inputs after those of ``forward``.
+        written: buffers changed in training -> outputs of ``model`` with their next values, after the result of ``forward``.
+        written_in_evaluation: the same for ``eval()``, in ``inference`` if it exists.
+        written_inputs: inputs overwritten in training -> outputs with the new values, after the result and before the buffers.
+            Only if requested.
+        written_inputs_in_evaluation: the same for ``eval()``.
+        norm_policies: batch normalization node -> policy: ``frozen`` for layers in evaluation mode.
+        held_rows: embedding rows that are not trained, ``padding_idx``.
+        counted_batches: current batch counts of normalization layers (``num_batches_tracked``).
+        batches_per_call: batches added to each count per call: a layer that runs twice counts two.
+        attributes: entries of ``buffers`` that are module attributes computed by hooks before each call.
+        running_variance: kind of variance in running statistics.
     """
 
     model: ir.Model

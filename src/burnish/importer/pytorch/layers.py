@@ -1,4 +1,4 @@
-"""What the layers of a module do in training, and whether it computes the same in evaluation, by its graph of ATen operators."""
+"""Rewrites of a module's ATen graph: normalization, dropout and gradients in training; comparison with evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _refuse_running_instances(node: fx.Node, buffers: Mapping[str, str]) -> None
 
 @torch.library.custom_op("burnish_export::stop_gradient", mutates_args=())
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
-    """x, which the backward pass takes for a constant."""
+    """Return x as a constant for the backward pass."""
     return x.clone()
 
 
@@ -58,11 +58,11 @@ _OF_NUMBERS = {
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
 
 IS_TRAINING, MOMENTUM = 5, 6
-"""Where ``aten.batch_norm`` has its mode and its momentum."""
+"""Argument indices of the mode and momentum of ``aten.batch_norm``."""
 
 
 def count_training_uses(program: torch.export.ExportedProgram) -> Counter[str]:
-    """How many times a call normalizes by the statistics of a batch, by layer: each time it counts one batch."""
+    """Return, by layer, the number of normalizations with batch statistics per call, each of which counts one batch."""
     uses: Counter[str] = Counter()
     for graph, buffers in _graphs(program.graph, program.graph_signature.inputs_to_buffers):
         for node in graph.nodes:
@@ -72,15 +72,15 @@ def count_training_uses(program: torch.export.ExportedProgram) -> Counter[str]:
 
 
 def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, cumulative: Collection[str]) -> dict[str, str]:
-    """Take the mode out of batch normalizations that have running statistics, in place; return their policies by layer.
+    """Remove the mode from batch normalizations with running statistics, in place; return their policies by layer.
 
     Args:
         program: the graph in training mode.
-        module: what it was traced from.
-        cumulative: the layers whose statistics are averages over all updates.
+        module: the traced module.
+        cumulative: layers that average their statistics over all updates.
 
     Raises:
-        UnsupportedOperatorError: an instance normalization moves running statistics.
+        UnsupportedOperatorError: an instance normalization updates running statistics.
     """
     policies: dict[str, str] = {}
     for graph, buffers in _graphs(program.graph, program.graph_signature.inputs_to_buffers):
@@ -106,7 +106,7 @@ def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, c
 
 
 def _graphs(graph: fx.Graph, buffers: Mapping[str, str]) -> Iterator[tuple[fx.Graph, Mapping[str, str]]]:
-    """A graph and those inside of it, of what ``torch.no_grad()`` holds; each with the buffers that its placeholders are."""
+    """Yield a graph and the graphs inside ``torch.no_grad()``, each with its placeholders' buffers."""
     yield graph, buffers
     for node in graph.nodes:
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
@@ -118,20 +118,20 @@ def _graphs(graph: fx.Graph, buffers: Mapping[str, str]) -> Iterator[tuple[fx.Gr
 
 
 def _held(node: fx.Node) -> fx.GraphModule:
-    """What a call of ``torch.no_grad()`` holds."""
+    """Return the graph inside ``torch.no_grad()``."""
     part = getattr(node.graph.owning_module, str(node.args[1].target))  # type: ignore[union-attr]
     assert isinstance(part, fx.GraphModule)
     return part
 
 
 def stop_gradients(program: torch.export.ExportedProgram) -> None:
-    """Let no gradient through ``detach()`` and out of ``torch.no_grad()``, in place: ONNX has no such operator."""
+    """Stop gradients at ``detach()`` and ``torch.no_grad()``, in place: ONNX has no such operator."""
     graph = program.graph
     buffers = {node for node in graph.find_nodes(op="placeholder") if node.name in program.graph_signature.inputs_to_buffers}
     for node in list(graph.nodes):
         if node.target in (aten.detach.default, aten.detach_.default):
             if _viewed(node) in buffers:
-                continue  # no gradient comes there; and what is written to the view is written to the buffer
+                continue  # it has no gradient, and writes to the view must reach the buffer
             node.target, node.args = stop_gradient._opoverload, node.args[:1]
         elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
             _stop_operands(node, buffers)
@@ -145,7 +145,7 @@ def stop_gradients(program: torch.export.ExportedProgram) -> None:
 
 
 def _stop_operands(node: fx.Node, buffers: Collection[fx.Node]) -> None:
-    """Let what ``torch.no_grad()`` holds compute with constants, in place: it may write to buffers, which are read after it."""
+    """Make the operands of ``torch.no_grad()`` constants, in place, except buffers that it writes and others read later."""
     part = _held(node)
     written = {_viewed(inner.args[0]) for inner in part.graph.nodes if _writes(inner) and isinstance(inner.args[0], fx.Node)}
     written |= {_viewed(out) for inner in part.graph.nodes if isinstance(out := inner.kwargs.get("out"), fx.Node)}
@@ -168,7 +168,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """What a node shares its memory with: what it is a view of, through other views."""
+    """Return the node whose memory a view shares."""
     while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(source := node.args[0], fx.Node):
         alias = node.target._schema.arguments[0].alias_info
         if alias is None:
@@ -178,7 +178,7 @@ def _viewed(node: fx.Node) -> fx.Node:
 
 
 def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
-    """Write dropout of whole channels with dropout of ones, one for each sample and channel, in place."""
+    """Rewrite dropout of whole channels as dropout of ones per sample and channel, in place."""
     graph = program.graph
     for node in list(graph.nodes):
         if node.target not in (aten.feature_dropout.default, aten.feature_dropout_.default) or not node.args[2]:
@@ -194,7 +194,7 @@ def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
 
 
 def keep_drawing(training: torch.export.ExportedProgram, evaluation: torch.export.ExportedProgram) -> None:
-    """Write out dropout that evaluation draws too, in place: the graph's own operator is left out of evaluation.
+    """Write out dropout that is active in evaluation too, in place: ONNX's operator is removed in evaluation.
 
     Raises:
         UnsupportedOperatorError: attention with dropout in evaluation has fewer keys than queries (``enable_gqa``).
@@ -245,14 +245,14 @@ def _draw_always(node: fx.Node) -> None:
 
 
 def _drawn(graph: fx.Graph, x: Any, like: Any, ratio: Any) -> fx.Node:
-    """x with some of its values 0 and the others scaled, by numbers drawn for each value of ``like``."""
+    """Return x with random values zeroed and others scaled, with one number drawn per value of ``like``."""
     drawn = graph.call_function(aten.rand_like.default, (like,))
     kept = graph.call_function(aten.where.ScalarOther, (graph.call_function(aten.ge.Scalar, (drawn, ratio)), x, 0.0))
     return graph.call_function(aten.mul.Tensor, (kept, 1.0 / (1.0 - ratio) if ratio < 1 else 0.0))
 
 
 def _attention_shares(graph: fx.Graph, query: Any, key: Any, options: Mapping[str, Any]) -> fx.Node:
-    """How much each query takes of each key."""
+    """Return the attention probabilities."""
     if options.get("enable_gqa"):
         raise UnsupportedOperatorError(
             "scaled_dot_product_attention has dropout_p in evaluation too, and enable_gqa: give it dropout_p=0 there "
@@ -276,7 +276,7 @@ def _attention_shares(graph: fx.Graph, query: Any, key: Any, options: Mapping[st
 
 
 def _first_places(graph: fx.Graph, x: Any) -> Any:
-    """The first value of each channel."""
+    """Return the first value of each channel."""
     for axis in range(2, x.meta["val"].dim()):
         x = graph.call_function(aten.slice.Tensor, (x, axis, 0, 1))
     return x
@@ -295,7 +295,7 @@ _EQUAL_PARTS = frozenset(
 
 
 def take_parts(program: torch.export.ExportedProgram) -> None:
-    """Let what is split along an open axis be slices, in place, and one part the whole: the exporter has a list of them."""
+    """Replace splits along an open axis by slices, and a single part by the whole, in place: the exporter makes lists of them."""
     for node in list(program.graph.nodes):
         if node.target not in _PARTS:
             continue
@@ -307,7 +307,7 @@ def take_parts(program: torch.export.ExportedProgram) -> None:
 
 
 def _slices(node: fx.Node) -> list[fx.Node]:
-    """The parts of a tensor that is split along an open axis into parts of one extent; none for another."""
+    """Return the slices for equal parts along an open axis; empty otherwise."""
     given: Any = node.args
     whole, count, axis = (*given, node.kwargs.get("dim", 0))[:3]
     extent = whole.meta["val"].shape[axis]
@@ -334,7 +334,7 @@ def _slices(node: fx.Node) -> list[fx.Node]:
 
 
 def say_dtypes(program: torch.export.ExportedProgram) -> None:
-    """Say the dtypes of tensors that are made of numbers, in place: the exporter does not know PyTorch's default dtype."""
+    """Set explicit dtypes for tensors made from numbers, in place: the exporter does not know PyTorch's default dtype."""
     for part in program.graph_module.modules():
         if isinstance(part, fx.GraphModule):
             for node in part.graph.nodes:
@@ -344,7 +344,7 @@ def say_dtypes(program: torch.export.ExportedProgram) -> None:
 
 
 def write_out_factors(program: torch.export.ExportedProgram) -> None:
-    """Write out the factors of sums, in place: the exporter has those of ``x.add(y, alpha=0.1)`` in float32 alone."""
+    """Write out the factors of sums, in place: the exporter rounds that of ``x.add(y, alpha=0.1)`` to float32."""
     for part in program.graph_module.modules():
         if isinstance(part, fx.GraphModule):
             for node in list(part.graph.nodes):
@@ -364,7 +364,7 @@ def write_out_factors(program: torch.export.ExportedProgram) -> None:
 
 
 def loosen_views(program: torch.export.ExportedProgram) -> None:
-    """Let views be reshapes, in place: attention that is written out gives its elements in another layout than its kernel."""
+    """Turn views into reshapes, in place: written-out attention has another memory layout than its kernel."""
     graph = program.graph
     for node in list(graph.nodes):
         if node.target == aten.view.default:
@@ -377,7 +377,7 @@ def loosen_views(program: torch.export.ExportedProgram) -> None:
 
 
 def keep_scales(program: torch.export.ExportedProgram) -> None:
-    """Keep all digits of the scale of attention in float64, in place: the exporter's form of it is float32."""
+    """Keep all digits of attention's scale in float64, in place: the exporter uses float32."""
     for node in program.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         query, scale = node.args[0], node.kwargs.get("scale")
         example = query.meta["val"]
@@ -393,10 +393,10 @@ def keep_scales(program: torch.export.ExportedProgram) -> None:
 
 
 def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str]) -> dict[str, list[int]]:
-    """Return the rows of embeddings that get no gradient, ``padding_idx``: parameter -> rows.
+    """Return the embedding rows without a gradient, ``padding_idx``: parameter -> rows.
 
-    Where something else reads the table too, such as a tied head, the row trains by that: it is not held, and the embedding
-    passes no gradient to it, which is written into the graph, in place. So it is where the table is no parameter, but computed.
+    If the table has other readers, such as a tied head, these train the row, so it is not held; instead the graph stops the
+    embedding's gradient to it, in place. The same applies to computed tables.
     """
     parameters = program.graph_signature.inputs_to_parameters
     reads: dict[str, list[fx.Node]] = {}
@@ -421,7 +421,7 @@ def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str
 
 
 def _padding(node: fx.Node) -> int | None:
-    """The row that an embedding passes no gradient to."""
+    """Return the row to which an embedding passes no gradient."""
     if node.target != aten.embedding.default or len(node.args) < 3:
         return None
     row: Any = node.args[2]
@@ -442,7 +442,7 @@ def _stop_padding(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def in_layer(layer: str, name: str) -> str:
-    """The name of a tensor of a layer; the layer may be the module itself, which has no name."""
+    """Return the name of a tensor of a layer; the module itself has an empty name."""
     return f"{layer}.{name}" if layer else name
 
 
@@ -459,7 +459,7 @@ DROPS = frozenset(
     for name in ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
     for overload in ("default",)
 )
-"""Operators that ONNX's Dropout stands for, which evaluation leaves out."""
+"""Operators that become ONNX's Dropout, which evaluation removes."""
 
 MODES: Mapping[Any, tuple[int, ...]] = {
     aten.batch_norm.default: (5, 6),
@@ -469,15 +469,15 @@ MODES: Mapping[Any, tuple[int, ...]] = {
     aten.rnn_relu.input: (6,),
     aten.scaled_dot_product_attention.default: (4,),
 }
-"""Arguments that say no more than what of normalization and dropout a mode asks for."""
+"""Arguments that only depend on the mode of normalization and dropout."""
 
 
 def same_but_for_mode(training: fx.Graph, evaluation: fx.Graph) -> bool:
-    """Whether two graphs of one module agree where normalization and dropout do not count.
+    """True if two graphs of one module are equal except for normalization and dropout.
 
     Args:
-        training: the graph in training mode, whose batch normalizations are neutral already.
-        evaluation: the graph in evaluation mode.
+        training: graph in training mode, with neutralized batch normalization.
+        evaluation: graph in evaluation mode.
     """
     mine, theirs = _nodes(training), _nodes(evaluation)
     if len(mine) != len(theirs):
@@ -516,7 +516,7 @@ def same_but_for_mode(training: fx.Graph, evaluation: fx.Graph) -> bool:
 
 
 def _same_parts(left: fx.Node, right: fx.Node) -> bool:
-    """Whether two attributes are graphs that agree, such as of what ``torch.no_grad()`` holds."""
+    """True if two attributes are equal graphs, such as those inside ``torch.no_grad()``."""
     parts = [getattr(node.graph.owning_module, str(node.target), None) for node in (left, right)]
     if not all(isinstance(part, fx.GraphModule) for part in parts):
         return False

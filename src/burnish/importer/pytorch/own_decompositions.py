@@ -1,10 +1,10 @@
-"""Decompositions that PyTorch does not have, of operators that the exporter cannot translate or gets wrong.
+"""Decompositions missing in PyTorch, for operators that the exporter cannot translate correctly.
 
-Each takes an operator's arguments and returns what it computes, or ``NotImplemented`` if the operator is to stay as it is.
-Gradients follow: they are those of PyTorch, at ties too.
+Each takes an operator's arguments and returns its result, or ``NotImplemented`` to keep the operator. Gradients equal PyTorch's,
+also at ties.
 
-Operators over complex numbers become operators over real and imaginary parts. The exporter holds a complex tensor as pairs, and
-has translations of a few operators over those alone.
+Complex operators become operators on real and imaginary parts. The exporter stores complex tensors as pairs and can translate
+only a few operators on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """``avg_pool2d`` and ``avg_pool3d`` that divide by a number of their own: a pool over padded values, scaled."""
+    """``avg_pool2d`` and ``avg_pool3d`` with a custom divisor: a scaled pool over padded values."""
     if divisor_override is None:
         return NotImplemented
     rank = len(kernel_size)
@@ -53,7 +53,7 @@ def _each(setting: Sequence[int], rank: int) -> list[int]:
 
 
 def scatter_means(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """``scatter_reduce`` by means: sums over counts."""
+    """``scatter_reduce`` by means: sums divided by counts."""
     if reduce != "mean":
         return NotImplemented
     for axis in range(index.dim()):
@@ -71,7 +71,7 @@ def scatter_means(x: Any, dim: int, index: Any, src: Any, reduce: str, *, includ
 
 
 def average_to(x: Any, output_size: Sequence[int]) -> Any:
-    """``adaptive_avg_pool3d``: means along one axis after the other, as each window is a box."""
+    """``adaptive_avg_pool3d``: means along one axis after the other, since windows are boxes."""
     if _is_even(x.shape[-len(output_size) :], output_size):
         return NotImplemented
     for axis, size in enumerate(output_size, start=-len(output_size)):
@@ -81,7 +81,7 @@ def average_to(x: Any, output_size: Sequence[int]) -> Any:
 
 
 def maximum_to(x: Any, output_size: Sequence[int]) -> Any:
-    """``adaptive_max_pool2d``: maxima along the last axis, then along the one before; of equal ones the first."""
+    """``adaptive_max_pool2d``: maxima along the last axis, then the one before; the first of ties."""
     height, width = x.shape[-2:]
     if list(output_size) == [1, 1]:
         return tuple(each.unsqueeze(-1) for each in x.flatten(-2).max(-1, keepdim=True))
@@ -97,19 +97,19 @@ def maximum_to(x: Any, output_size: Sequence[int]) -> Any:
 
 
 def _is_even(extents: Sequence[Any], results: Sequence[int]) -> bool:
-    """Whether all windows are as large as each other, as in the pools that translations make of them."""
+    """True if all windows have equal size, as in the pools that translations produce."""
     pairs = zip(extents, results, strict=True)
     return all(size == 1 or (isinstance(extent, int) and extent % size == 0) for extent, size in pairs)
 
 
 def _windows(extent: Any, results: int) -> Any:
-    """Which of the places along an axis each result is of, as ``[results, extent]``."""
+    """Return a mask ``[results, extent]`` of the positions in each window."""
     number, places = torch.arange(results).unsqueeze(1), torch.arange(extent).unsqueeze(0)
     return (places >= number * extent // results) & (places < ((number + 1) * extent + results - 1) // results)
 
 
 def distances(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
-    """``cdist``: norms of differences, whose gradient is 0 where the difference is."""
+    """``cdist``: norms of differences, with gradient 0 if the difference is 0."""
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
 
 
@@ -123,14 +123,14 @@ def sums_of_products(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Any:
-    """``_trilinear`` as ``nn.Bilinear`` uses it."""
+    """``_trilinear`` as used by ``nn.Bilinear``."""
     if (list(expand1), list(expand2), list(expand3), list(sumdim)) != ([1, 3], [0], [1, 2], [2, 3]):
         return NotImplemented
     return torch.einsum("bi,oij,bj->bo", x, y, z)
 
 
 def cumulative_product(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """``cumprod``: products of the entries up to each, so that the gradient is right at zeros too."""
+    """``cumprod``: products of the entries up to each, for correct gradients at zeros."""
     x = x if dtype is None else x.to(dtype)
     if not x.dim():
         return x.clone()
@@ -142,7 +142,7 @@ def cumulative_product(x: Any, dim: int, *, dtype: torch.dtype | None = None) ->
 
 
 def greatest_so_far(x: Any, dim: int) -> Any:
-    """``cummax``: of equal ones the last."""
+    """``cummax``: the last of ties."""
     return _extreme_so_far(x, dim, float("-inf"), torch.Tensor.amax)
 
 
@@ -164,27 +164,27 @@ def _extreme_so_far(x: Any, dim: int, outside: float, extreme: Callable[..., Any
 
 
 def lengths(x: Any, y: Any) -> Any:
-    """``hypot``, as the norm of a pair."""
+    """``hypot`` as the norm of a pair."""
     return torch.linalg.vector_norm(torch.stack(aten.broadcast_tensors.default([x, y])), 2, 0)
 
 
 def greater_number(x: Any, y: Any) -> Any:
-    """``fmax``: the maximum, of a number and NaN the number."""
+    """``fmax``: the maximum, ignoring a NaN."""
     return torch.where((x >= y) | y.isnan(), x, y) if x.is_floating_point() else torch.maximum(x, y)
 
 
 def lesser_number(x: Any, y: Any) -> Any:
-    """``fmin``: the minimum, of a number and NaN the number."""
+    """``fmin``: the minimum, ignoring a NaN."""
     return torch.where((x <= y) | y.isnan(), x, y) if x.is_floating_point() else torch.minimum(x, y)
 
 
 def with_sign(x: Any, y: Any) -> Any:
-    """``copysign``: a magnitude with the sign of y, that of a zero too."""
+    """``copysign``: a magnitude with the sign of y, including that of zero."""
     return torch.where((y < 0) | ((y == 0) & (1 / y < 0)), -x.abs(), x.abs())
 
 
 def greatest(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """``amax`` over all axes, which its translation does not know."""
+    """``amax`` over all axes, which its translation does not support."""
     return _over_all_axes(aten.amax.default, x, dim, keepdim)
 
 
@@ -200,12 +200,12 @@ def _over_all_axes(reduce: Callable[..., Any], x: Any, dim: Sequence[int], keepd
 
 
 def stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """``sort(stable=True)``: the translation keeps the order of equal entries in any case."""
+    """``sort(stable=True)``: the translation is always stable."""
     return torch.sort(x, dim, descending)
 
 
 def kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """``kthvalue``: one place of what is sorted."""
+    """``kthvalue``: one position of the sorted values."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, indices = (sorted_along.select(dim, k - 1) for sorted_along in torch.sort(x, dim))
@@ -213,7 +213,7 @@ def kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 def median_along(x: Any, dim: int, keepdim: bool = False) -> Any:
-    """``median`` along an axis: the lower one of two in the middle, NaN if there is one."""
+    """``median`` along an axis: the lower of two middle values; NaN if there is one."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, indices = kth_value(x, (x.shape[dim] + 1) // 2, dim, True)
@@ -225,7 +225,7 @@ def median_along(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 
 def median_of_all(x: Any) -> Any:
-    """``median`` of all entries; equal ones share its gradient."""
+    """``median`` of all entries; ties share its gradient."""
     value, _ = median_along(x.flatten(), 0)
     if not x.is_floating_point():
         return value
@@ -245,7 +245,7 @@ def bags(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
-    """Sums and means of ``embedding_bag`` in float64, which its translation computes in float32."""
+    """Sums and means of ``embedding_bag`` in float64; the translation uses float32."""
     if weight.dtype != torch.float64 or mode == 2 or scale_grad_by_freq:
         return NotImplemented
     first = offsets[:-1] if include_last_offset else offsets
@@ -321,7 +321,7 @@ def _imaginary(value: Any) -> Any:
 
 
 def _by_parts(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator that moves numbers, or adds them, and does the same with both parts."""
+    """Return the decomposition of an operator that moves or adds numbers and treats both parts alike."""
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         if not any(map(_is_complex, pytree.tree_leaves((args, kwargs)))):
@@ -339,7 +339,7 @@ def _pad(x: Any, pad: Sequence[int], value: float = 0) -> Any:
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
-    """Real and imaginary part; the latter is None of what is real."""
+    """Return real and imaginary part; None as the latter for real values."""
     return (value.real, value.imag) if _is_complex(value) else (value, None)
 
 
@@ -390,7 +390,7 @@ def _add_product(x: Any, y: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> An
 
 
 def _size(x: Any) -> Any:
-    """``abs``, whose gradient is 0 at 0."""
+    """``abs`` with gradient 0 at 0."""
     return torch.linalg.vector_norm(torch.view_as_real(x), 2, -1) if _is_complex(x) else NotImplemented
 
 
@@ -528,4 +528,4 @@ COMPLEX: dict[Any, Callable[..., Any]] = {
 }
 
 WRITTEN_OUT = (aten.einsum.default, aten.linear.default, aten.matmul.default, aten.pad.default)
-"""Operators that are kept over real numbers, and decomposed by PyTorch in a program with complex ones."""
+"""Operators that are kept for real numbers but decomposed by PyTorch in programs with complex ones."""

@@ -1,4 +1,4 @@
-"""What a call of a module may change that is no tensor: attributes of its parts, and generators of random numbers."""
+"""Python state that a call of a module may change: attributes of its parts, and random generators."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import torch
 from torch.utils import _pytree as pytree
 
 OWN = frozenset(torch.nn.Module().__dict__)
-"""The attributes that every module has of PyTorch."""
+"""Attributes that PyTorch gives every module."""
 
 OF_RECURRENCE = "_flat_weight"
-"""What names of attributes begin with in which PyTorch's recurrent layers keep their weights together."""
+"""Prefix of the attributes with the flat weights of PyTorch's recurrent layers."""
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 EXTREME = 300
-"""How many of the first words drawn are the least or the greatest that there are."""
+"""Number of initial random words set to the smallest or largest value."""
 
 
 class PythonState:
-    """The state of a module, and of Python, that is no tensor. What is entered as a context restores it in the end.
+    """Python state of a module, other than tensors. As a context manager it restores the state at exit.
 
     Args:
-        module: whose parts have attributes.
+        module: module whose parts have the attributes.
 
     Attributes:
-        changed: the attributes that were others when that was noted.
-        computed: those of them that were tensors with a gradient.
-        drew: whether random numbers were drawn in Python or NumPy.
-        refilled: the lists, dictionaries and sets among the attributes that had other contents, with these.
+        changed: attributes that differed at the last ``note``.
+        computed: those that were tensors with a gradient.
+        drew: True if random numbers were drawn in Python or NumPy.
+        refilled: lists, dictionaries and sets in attributes that had changed, with their contents.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -58,7 +58,7 @@ class PythonState:
         self.restore()
 
     def note(self) -> None:
-        """Note what differs from the beginning: what a call has changed."""
+        """Record the changes since the start: the effects of a call."""
         computed = []
         for (part, now), before in zip(self._parts, self._attributes, strict=True):
             for name in (now.keys() | before.keys()) - OWN - {"forward"}:
@@ -74,7 +74,7 @@ class PythonState:
         self.drew = generators or random.getstate() != self._python or _words(_numpy_state()) != _words(self._numpy)
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore the original state."""
         for (_, now), before in zip(self._parts, self._attributes, strict=True):
             for name in now.keys() - before.keys() - OWN:
                 del now[name]
@@ -87,7 +87,7 @@ class PythonState:
         _set_numpy_state(self._numpy)
 
     def others(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """The states that another call may find: each with the reason why it matters, and a context that sets it."""
+        """Yield states that another call may start from, as pairs of a reason and a context that sets the state."""
         counted = {place: entry for place, entry in self.changed.items() if _is_plain(entry[2])}
         refilled = [(container, contents) for container, contents in self.refilled if _is_plain(contents)]
         if counted or refilled:
@@ -111,7 +111,7 @@ class PythonState:
 
     @contextmanager
     def _as_left(self, counted: Mapping[str, tuple[Any, str, Any]], refilled: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-        """The attributes are what the call before left."""
+        """Set the attributes as the previous call left them."""
         try:
             for container, contents in refilled:
                 _refill(container, contents)
@@ -123,7 +123,7 @@ class PythonState:
 
     @contextmanager
     def _with_draws(self, word: int) -> Iterator[None]:
-        """The first random numbers that are drawn are the least, or the greatest."""
+        """Make the first random numbers minimal or maximal."""
         try:
             words = [_before_tempering(word)] * EXTREME + [int(each) for each in self._numpy[1][EXTREME:]]
             random.setstate((self._python[0], (*words, 0), None))
@@ -141,14 +141,14 @@ class PythonState:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be found by the next call: one that a trace computed cannot."""
+    """True if a value can reach the next call: not if a trace computed it."""
     return all(
         not isinstance(leaf, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in pytree.tree_leaves(value)
     )
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two attributes are equal, as far as Python can tell."""
+    """True if two attributes are equal; False if they cannot be compared."""
     if value is other:
         return True
     try:
@@ -191,7 +191,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _before_tempering(word: int) -> int:
-    """The word of a Mersenne twister's state that a word is drawn from."""
+    """Return the Mersenne twister state word that produces a random word."""
     word ^= word >> 18
     word ^= (word << 15) & 0xEFC60000
     first = word

@@ -1,4 +1,4 @@
-"""What cannot be exported: the line of the user's code, and the part of the module that it is in."""
+"""Errors of failed exports, with the line of user code and the part of the module."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from burnish.warn import LIBRARIES, is_users
 
 
 class OwnBackwardError(Exception):
-    """A ``torch.autograd.Function`` of the user's, whose backward a graph would not have."""
+    """A user's ``torch.autograd.Function``, whose backward a graph would lose."""
 
 
 class ReturnedError(Exception):
-    """What ``forward`` returns is no structure of tensors."""
+    """The result of ``forward`` is not a structure of tensors."""
 
 
 class FrozenValueError(Exception):
-    """What ``forward`` draws in Python, or counts from call to call, which would be a constant of the graph."""
+    """A Python random number or counter in ``forward`` would become a constant of the graph."""
 
 
 class UnreadArgumentError(Exception):
-    """An argument of an operator that its translation does not read."""
+    """An argument of an operator that its translation ignores."""
 
 
 class UnregisteredError(Exception):
-    """``forward`` reads a tensor that requires a gradient, and that the module does not hold as a parameter."""
+    """``forward`` reads a tensor that requires a gradient but is no parameter of the module."""
 
 
 class PackingError(Exception):
-    """Sequences that are packed by the values of lengths: a graph has open extents, and none that depend on values."""
+    """Sequences packed by the values of lengths: extents of a graph cannot depend on values."""
 
 
 _PLAIN = (FrozenValueError, OwnBackwardError, PackingError, ReturnedError, UnreadArgumentError, UnregisteredError)
-"""Errors of burnish's own, whose words say all."""
+"""Burnish's own errors, whose messages are complete."""
 
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
-"""A frame of a stack as Python writes it; the line of code below it may hold quotes as well."""
+"""A frame of a Python stack trace; the code line below it may contain quotes too."""
 
 
 _TRACERS = ("torch", "onnxscript", "onnx", "onnx_ir", "sympy", "numpy", "burnish")
@@ -57,7 +57,7 @@ PARTIAL = "Or let burnish compute what it can, and PyTorch the rest: burnish.tor
 
 @contextlib.contextmanager
 def named_refusal(module: torch.nn.Module) -> Iterator[None]:
-    """Turn what fails inside into an error that names the line and the part of the module.
+    """Convert exceptions in this context to an error that names the line and the part of the module.
 
     Raises:
         UnsupportedOperatorError: something failed.
@@ -71,7 +71,7 @@ def named_refusal(module: torch.nn.Module) -> Iterator[None]:
 
 
 def check_examples(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Call a copy of a module that could not be exported: where that fails too, the examples are at fault, not the export.
+    """Call a copy of a module that could not be exported; if that fails too, the examples are to blame.
 
     Raises:
         ConfigurationError: PyTorch cannot call the module with the examples.
@@ -79,7 +79,7 @@ def check_examples(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
     try:
         copied = copy.deepcopy(module).eval()
     except Exception:
-        # What cannot be copied is not called: that would change its buffers.
+        # The original is not called instead: that would change its buffers.
         return
     try:
         with torch.no_grad():
@@ -110,7 +110,7 @@ def _described(error: BaseException, module: torch.nn.Module) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it, the first cause first."""
+    """Yield the exception and its causes, first cause first."""
     chain: list[BaseException] = []
     while error is not None:
         chain.append(error)
@@ -119,9 +119,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> tuple[str | None, str]:
-    """Return the last line of the user's that the trace went through, and the innermost submodule that it was in.
+    """Return the last user line of the trace and the innermost submodule around it.
 
-    Where the module is of a library, the line is that library's.
+    For a library's module it is that library's line.
     """
     names = {id(submodule): name for name, submodule in module.named_modules()}
     inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
@@ -134,7 +134,7 @@ def _place(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> tupl
 
 
 def _is_other_librarys(filename: str) -> bool:
-    """Whether a file is of a library of modules, and not of PyTorch or of what traces and exports."""
+    """True if a file belongs to a library of modules, not to PyTorch or the tracing and exporting packages."""
     path = Path(filename)
     places = [index for index, part in enumerate(path.parts) if part in LIBRARIES]
     return bool(places) and path.exists() and path.parts[places[-1] + 1] not in _TRACERS
@@ -146,14 +146,14 @@ def _line(filename: str, number: int) -> str:
 
 
 def place_of(node: fx.Node) -> str:
-    """A node of a trace, in words: its operator, the line that it comes from, and the part that this is in."""
+    """Describe a node of a trace: its operator, source line and part of the module."""
     line, part = _noted_place(node)
     inside = f", in the part '{part}'" if part else ""
     return f"{node.target} ('{node.name}')" + (f" at {line}" if line else "") + inside
 
 
 def _noted_place(node: fx.Node) -> tuple[str | None, str]:
-    """Return the line and the part that PyTorch noted beside a node of a trace."""
+    """Return the line and the part that PyTorch recorded for a node."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     part = next((path for path, _ in reversed(list(stack.values())) if path), "")
     lines = [(filename, int(number)) for filename, number in _FRAME.findall(node.meta.get("stack_trace") or "")]

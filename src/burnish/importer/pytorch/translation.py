@@ -1,9 +1,9 @@
-"""ATen operators as ONNX ones, where PyTorch's exporter has none, or one that training needs in another form.
+"""Translations of ATen operators to ONNX that PyTorch's exporter lacks or that training needs in another form.
 
-Each function is traced by ``torch.onnx.export`` with the values of an ATen call; ``op`` emits nodes.
+``torch.onnx.export`` traces each function with the arguments of an ATen call; ``op`` emits nodes.
 
-``aten.rnn_tanh`` and ``aten.rnn_relu`` as the standard's RNN, with dropout between layers; the exporter drops that, and writes
-one step after the other.
+``aten.rnn_tanh`` and ``aten.rnn_relu`` become the standard's RNN, with dropout between layers; the exporter drops that and
+unrolls the steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def recurrent(activation: str) -> Callable[..., Any]:
                 direction="bidirectional" if bidirectional else "forward",
                 hidden_size=size,
             )
-            # From [time, direction, batch, size] to [time, batch, direction and size].
+            # [time, direction, batch, size] to [time, batch, direction and size]
             x = op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), _integers([0, 0, directions * size]))
             states.append(last)
             if train and dropout > 0 and layer + 1 < num_layers:
@@ -75,7 +75,7 @@ def recurrent(activation: str) -> Callable[..., Any]:
 
 
 def _together(matrices: Sequence[Any]) -> Any:
-    """One tensor of those of each direction."""
+    """Stack the matrices of all directions."""
     each = [op.Unsqueeze(matrix, _integers([0])) for matrix in matrices]
     return each[0] if len(each) == 1 else op.Concat(*each, axis=0)
 
@@ -85,14 +85,14 @@ aten = torch.ops.aten
 op: Any = opset20
 
 OPSET = 20
-"""The version of the operators that are emitted here, and that the exporter is asked for."""
+"""Opset of the emitted operators and of the export."""
 
 DEFAULT = ir.DataType.FLOAT
-"""The dtype of numbers where none is asked for."""
+"""Default dtype of numbers."""
 
 
 def batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float) -> Any:
-    """Batch normalization with running statistics: the standard's operator, which burnish binds to a mode."""
+    """Translate batch normalization with running statistics to the standard's operator, which burnish binds to a mode."""
     channels, dtype = running_mean.shape[0], running_mean.dtype.numpy()
     scale = op.Constant(value=ir.tensor(np.ones(channels, dtype))) if weight is None else weight
     shift = op.Constant(value=ir.tensor(np.zeros(channels, dtype))) if bias is None else bias
@@ -101,7 +101,7 @@ def batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: A
 
 
 def batch_norm_without_statistics(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
-    """Batch normalization by the statistics of the batch in every mode, written out."""
+    """Write out batch normalization that uses batch statistics in every mode."""
     axes = _integers([axis for axis in range(len(x.shape)) if axis != 1])
     mean = op.ReduceMean(x, axes, keepdims=1)
     centered = op.Sub(x, mean)
@@ -113,7 +113,7 @@ def batch_norm_without_statistics(x: Any, weight: Any, bias: Any, training: bool
 
 
 def scalar_tensor(s: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
-    """A number, with all digits of its dtype: the exporter's own form goes through float32. An extent may stand for one."""
+    """Emit a number with all digits of its dtype; the exporter's version rounds to float32. It may be an extent."""
     if isinstance(s, ir.Value):
         return s if dtype == -1 else op.Cast(s, to=dtype)
     return op.Constant(value=ir.tensor(np.asarray(s, ir.DataType(DEFAULT if dtype == -1 else dtype).numpy())))
@@ -122,7 +122,7 @@ def scalar_tensor(s: float, dtype: int = -1, layout: str = "", device: str = "",
 def full(
     size: Any, fill_value: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False
 ) -> TensorType:
-    """A number at every place of a shape, with all digits of its dtype: where none is asked for, that of the number."""
+    """Fill a shape with a number, with all digits of its dtype; by default in the dtype of the number."""
     if dtype == -1 and isinstance(fill_value, int):
         dtype = ir.DataType.BOOL if isinstance(fill_value, bool) else ir.DataType.INT64
     value = scalar_tensor(fill_value, dtype)
@@ -143,7 +143,7 @@ def new_full(
     device: str = "",
     pin_memory: bool = False,
 ) -> TensorType:
-    """A number at every place of a shape, in the dtype of x where none is asked for."""
+    """Fill a shape with a number, by default in the dtype of x."""
     return full(size, fill_value, x.dtype if dtype == -1 else dtype)
 
 
@@ -156,12 +156,12 @@ def full_like(
     pin_memory: bool = False,
     memory_format: str = "",
 ) -> TensorType:
-    """A number at every place of the shape of x."""
+    """Fill the shape of x with a number."""
     return op.Expand(scalar_tensor(fill_value, x.dtype if dtype == -1 else dtype), op.Shape(x))
 
 
 def convolution(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    """A convolution over any number of axes, without a bias where there is none; x may be one sample without a batch."""
+    """Translate a convolution over any number of axes, with optional bias; x may be one sample without a batch."""
     rank = len(weight.shape) - 2
     strides, dilations = _each_axis(stride, rank), _each_axis(dilation, rank)
     attributes: dict[str, Any] = {"group": groups, "strides": strides, "dilations": dilations}
@@ -203,7 +203,7 @@ def convolve_padded(
 
 
 def hard_sigmoid(x: TensorType) -> TensorType:
-    """``HardSigmoid`` has its sixth in float32: in other dtypes it is written out."""
+    """Translate hardsigmoid; ``HardSigmoid`` stores 1/6 in float32, so other dtypes are written out."""
     if x.dtype == ir.DataType.FLOAT:
         return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
     zero, three, six = (op.Constant(value=ir.tensor(np.asarray(number, x.dtype.numpy()))) for number in (0, 3, 6))
@@ -211,12 +211,12 @@ def hard_sigmoid(x: TensorType) -> TensorType:
 
 
 def hard_swish(x: TensorType) -> TensorType:
-    """``HardSwish``, for which the same holds."""
+    """Translate hardswish, with the same restriction."""
     return op.HardSwish(x) if x.dtype == ir.DataType.FLOAT else op.Mul(x, hard_sigmoid(x))
 
 
 def atan2(y: TensorType, x: TensorType) -> TensorType:
-    """The angle of a point; its gradient is 0 at the origin, as in PyTorch, and no quotient is 0/0 anywhere."""
+    """Emit the angle of a point without 0/0; its gradient at the origin is 0, as in PyTorch."""
     zero, one = _number(0, y), _number(1, y)
     is_steep = op.Greater(op.Abs(y), op.Abs(x))
     longer, shorter = op.Where(is_steep, y, x), op.Where(is_steep, x, y)
@@ -228,27 +228,27 @@ def atan2(y: TensorType, x: TensorType) -> TensorType:
 
 
 def sinc(x: TensorType) -> TensorType:
-    """sin(πx)/(πx); at 0 it is 1, and its gradient 0."""
+    """Emit sin(πx)/(πx); at 0 it is 1 with gradient 0."""
     is_zero, scaled = op.Equal(x, _number(0, x)), op.Mul(x, _number(np.pi, x))
     return op.Where(is_zero, _number(1, x), op.Div(op.Sin(scaled), op.Where(is_zero, _number(1, x), scaled)))
 
 
 def xlogy(x: TensorType, y: TensorType) -> TensorType:
-    """x·log(y); 0 where x is 0, with the gradient 0 by x where y has no logarithm, as in PyTorch."""
+    """Emit x·log(y), 0 if x is 0, with gradient 0 for x if log(y) is undefined, as in PyTorch."""
     nothing = op.And(op.Equal(x, _number(0, x)), op.LessOrEqual(y, _number(0, y)))
     return op.Mul(x, op.Log(op.Where(nothing, _number(1, y), y)))
 
 
 def quotient(x: TensorType, y: TensorType) -> TensorType:
-    """``prims.div``, by an extent too, which the exporter holds in float32 next to any dtype."""
+    """``prims.div``, also by an extent, which the exporter keeps in float32 for any dtype."""
     return op.Div(x, op.CastLike(y, x) if isinstance(y, ir.Value) and y.dtype != x.dtype else y)
 
 
 def constant_in_the_backward(x: TensorType) -> TensorType:
-    """x, which the backward pass takes for a constant."""
+    """Return x as a constant for the backward pass."""
     y = op.Identity(x)
     node = y.producer()
-    # The exporter emits those operators alone of which ONNX has a schema.
+    # The exporter only emits operators with an ONNX schema.
     (node.domain, node.op_type), node.version = STOP_GRADIENT.key, 1
     return y
 
