@@ -1,7 +1,4 @@
-"""Models shipped with burnish: plain ONNX, emitted with the builder, without PyTorch.
-
-A model here is an inference graph with weights, as a user would bring one. How it is trained lives elsewhere.
-"""
+"""Models shipped with burnish: plain ONNX inference graphs with weights, built without PyTorch."""
 
 from burnish.models.bert import bert
 from burnish.models.cnn import cnn

@@ -1,4 +1,4 @@
-"""An encoder over tokens, after Devlin et al. 2018, "BERT: Pre-training of deep bidirectional transformers"."""
+"""A BERT encoder, after Devlin et al. 2018, "BERT: Pre-training of deep bidirectional transformers"."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ def bert(
     dropout: float = 0.1,
     seed: int = 0,
 ) -> ir.Model:
-    """Build an encoder in standard ONNX, in inference form, with initial weights: one that fills gaps, or a classifier.
+    """Build a BERT encoder with initial weights, for masked language modelling or classification.
 
-    Each token looks up a row of a table, to which the row of its position is added. Layers of attention over all tokens that are
-    no padding, and of feed-forward networks with GELU, follow; layer normalization comes after each addition.
+    The result is standard ONNX in inference form. The embedding is the sum of a token's and its position's rows of two tables.
+    Layers of attention over all tokens except padding, and of feed-forward networks with GELU, follow; each addition is followed
+    by layer normalization.
 
-    Without ``classes``, a dense layer with GELU and layer normalization gives a vector for each token, and the logits are its
-    products with the rows of the table of tokens, which is *tied*: it is read at both ends. With ``classes``, a dense layer with
-    tanh (the pooler) and another one read what stands for the first token. The weights of the encoder have the same names in
-    both, so that a classifier goes on from what the other one has learned.
+    Without ``classes``, a dense layer with GELU and layer normalization gives a vector per token, and the logits are its products
+    with the rows of the token table, which is *tied*: it is used at both ends. With ``classes``, a dense layer with tanh (the
+    pooler) and another dense layer read the vector of the first token. The encoder's weights have the same names in both, so a
+    classifier can start from a masked language model.
 
     Args:
-        vocabulary: rows of the table of tokens.
-        classes: of a classifier; None for masked language modelling.
-        width: of what stands for a token.
-        layers: of attention and feed-forward network.
-        heads: of attention.
-        hidden: width inside of the feed-forward networks; by default four times ``width``.
-        positions: the longest text, in tokens.
-        dropout: share of values that training drops, of the embedding and of what is added in each layer.
-        seed: of the initial weights: normal with a standard deviation of 0.02, and zero biases.
+        vocabulary: number of rows of the token table.
+        classes: number of classes of a classifier; None for masked language modelling.
+        width: size of a token's vector.
+        layers: number of layers of attention and feed-forward network.
+        heads: number of attention heads.
+        hidden: width inside the feed-forward networks; by default four times ``width``.
+        positions: length of the longest text, in tokens.
+        dropout: share of values that training drops, in the embedding and in the output of each layer.
+        seed: seed of the initial weights: normal with a standard deviation of 0.02, and zero biases.
 
     Returns:
         A model with the inputs ``input_ids`` and ``attention_mask`` (int64, [batch, tokens]; the mask is 0 at padding) and the
         output ``logits`` (float32): [batch, tokens, vocabulary], or [batch, classes].
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1, heads that do not divide the width, or no ratio.
+        ConfigurationError: a size that is not a whole number of at least 1, heads that do not divide the width, or a dropout
+            outside [0, 1).
     """
     hidden = 4 * width if hidden is None else hidden
     sizes = {"vocabulary": vocabulary, "layers": layers, "hidden": hidden, "positions": positions}
@@ -70,13 +72,13 @@ def bert(
 
 
 def _gaps(network: Transformer, x: Tensor, table: Tensor, vocabulary: int) -> Tensor:
-    """For each token, how likely each of the vocabulary stood there."""
+    """Emit the scores of the vocabulary for each token."""
     x = network.activated(network.dense("head.dense", x, network.width, network.width), "gelu")
     return network.scores(network.norm("head.norm", x), table) + network.weight("head.bias", np.zeros(vocabulary))
 
 
 def _classes(network: Transformer, x: Tensor, classes: int) -> Tensor:
-    """How likely each class is, by what stands for the first token."""
+    """Emit the scores of the classes, from the first token's vector."""
     builder = network.builder
     first = builder.op("Gather", x, builder.scalar(0, ir.DataType.INT64), axis=1)
     pooled = builder.op("Tanh", network.dense("pooler", first, network.width, network.width))

@@ -13,24 +13,25 @@ LAYERS = 3
 
 
 def cnn(input_shape: Sequence[int], classes: int = 10, width: int = 16, seed: int = 0) -> ir.Model:
-    """Build an image classifier of convolutions in standard ONNX, in inference form, with initial weights.
+    """Build a convolutional image classifier in standard ONNX, in inference form, with initial weights.
 
-    Each of three layers is a 3x3 convolution, batch normalization, ReLU and 2x2 max pooling, and has twice the channels of the
-    layer before it. A side of one pixel is not pooled any further. Then the mean over all pixels and a dense layer.
+    Each of three layers is a 3x3 convolution, batch normalization, ReLU and 2x2 max pooling, with twice the channels of the layer
+    before. A side of one pixel is not pooled further. Global average pooling and a dense layer follow.
 
     Args:
-        input_shape: of an image: (channels, height, width).
+        input_shape: shape of an image: (channels, height, width).
         classes: number of classes.
         width: channels of the first layer.
-        seed: of the initial weights. Convolutions are drawn from a normal distribution of variance 2 / fan-out
-            (He et al. 2015), the dense layer from a uniform one of bound 1 / sqrt(fan-in).
+        seed: seed of the initial weights: convolutions normal with variance 2 / fan-out (He et al. 2015), the dense layer uniform
+            with bound 1 / sqrt(fan-in).
 
     Returns:
-        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits``
-        (float32, [batch, classes]).
+        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits`` (float32, [batch,
+        classes]).
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1 or is too large, or an input shape of no image.
+        ConfigurationError: a size that is not a whole number of at least 1 or is too large, or an input shape that is not an
+            image's.
     """
     check_input_shape("cnn", input_shape, "channels", "height", "width")
     check_extents("cnn", classes=classes, width=width)

@@ -1,4 +1,4 @@
-"""A model to start with, by the name of its family."""
+"""Small starting models, by the name of their family."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = ("mlp", "cnn", "resnet", "unet", "ssd", TRANSFORMER, GPT, "lstm")
 def create(
     name: str, *, classes: int | None = None, input_shape: Sequence[int], seed: int = 0, vocabulary: int | None = None
 ) -> onnx.ModelProto:
-    """Return a small model with initial weights, ready to be trained.
+    """Return a small model with initial weights, ready for training.
 
     | name | `input_shape` | input | output, `logits` if not named |
     |---|---|---|---|
@@ -49,20 +49,20 @@ def create(
     | `gpt`, a causal decoder | `(length,)`, the longest text in tokens | `input_ids` | `[batch, tokens, vocabulary]` |
     | `lstm` | `(length, features)` | `x` | `[batch, classes]` |
 
-    The number of samples in a batch is open. The functions of the same names in ``burnish.models`` (``residual_network`` for
-    ``resnet``, ``bert`` for ``transformer``, ``gpt2`` for ``gpt``) take other sizes too.
+    The batch size is open. The functions of the same names in ``burnish.models`` (``residual_network`` for ``resnet``, ``bert``
+    for ``transformer``, ``gpt2`` for ``gpt``) have more size options.
 
     Args:
-        name: of the family.
+        name: name of the family.
         classes: number of classes; a gpt has none.
-        input_shape: of a sample, without the batch.
-        seed: of the initial weights; the same seed gives the same bits.
-        vocabulary: of a transformer or a gpt, how many tokens its tokenizer knows at most; by default 30,522, as BERT's does, or
-            50,257, as GPT-2's does.
+        input_shape: shape of a sample, without the batch.
+        seed: seed of the initial weights; the same seed gives the same bits.
+        vocabulary: for a transformer or a gpt, the size of the tokenizer's vocabulary; by default BERT's 30,522 or GPT-2's
+            50,257.
 
     Raises:
-        ConfigurationError: an unknown name, a size that is no whole number of at least 1 or is too large, or an input shape that
-            the family does not take.
+        ConfigurationError: an unknown name, a size that is not a whole number of at least 1 or is too large, or an input shape
+            that the family does not support.
 
     Examples:
         >>> model = burnish.models.create("cnn", classes=3, input_shape=(3, 64, 64))
@@ -95,6 +95,6 @@ def create(
 
 
 def _initial(model: ir.Model) -> onnx.ModelProto:
-    """Return a model that says that nothing has trained it."""
+    """Mark a model as untrained, and return it as a proto."""
     INITIAL.set(model, True)
     return ir.to_proto(model)

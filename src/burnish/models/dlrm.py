@@ -23,25 +23,25 @@ def dlrm(
 ) -> ir.Model:
     """Build a recommendation model in standard ONNX, in inference form, with initial weights.
 
-    Dense layers with ReLU turn the numbers of a sample into a vector of ``width`` (the bottom). Each category looks up such a
-    vector in a table of its own. The dot product of every pair of these vectors, and the bottom's vector before them, go through
-    dense layers (the top) to one logit: how likely a click is.
+    Dense layers with ReLU (the bottom) turn the numbers of a sample into a vector of ``width``. Each category selects such a
+    vector from its own table. The bottom's vector, followed by the dot products of all pairs of vectors, goes through dense
+    layers (the top) to one logit: the score of a click.
 
     Args:
-        rows: of each embedding table.
-        numbers: of a sample.
-        width: of a row, and of what the bottom gives.
+        rows: number of rows of each embedding table.
+        numbers: number of numeric features of a sample.
+        width: size of a row, and of the bottom's output.
         bottom: widths of the bottom's hidden layers.
         top: widths of the top's hidden layers.
-        seed: seed of the initial weights, as in the reference implementation: tables uniform in ±1 / sqrt(rows), matrices
-            normal with variance 2 / (inputs + outputs), biases normal with variance 1 / outputs.
+        seed: seed of the initial weights, as in the reference implementation: tables uniform in ±1 / sqrt(rows), matrices normal
+            with variance 2 / (inputs + outputs), biases normal with variance 1 / outputs.
 
     Returns:
         A model with the inputs ``numbers`` (float32, [batch, numbers]) and ``category_<i>`` (int64, [batch], rows of table i,
-        which counts from 1), the tables ``table_<i>`` and the output ``logits`` (float32, [batch, 1]).
+        counted from 1), the tables ``table_<i>`` and the output ``logits`` (float32, [batch, 1]).
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1, or no table.
+        ConfigurationError: a size that is not a whole number of at least 1, or no table.
     """
     if not rows or not all(is_whole(size) and size >= 1 for size in (*rows, numbers, width, *bottom, *top)):
         raise ConfigurationError(
@@ -66,8 +66,6 @@ def dlrm(
 
 
 class _Network(Layers):
-    """Emits the layers of a recommendation model."""
-
     def hidden(self, name: str, x: Tensor, features_out: int) -> Tensor:
         features_in = x.dimension(1)
         assert features_in is not None
@@ -79,7 +77,7 @@ class _Network(Layers):
         return self.builder.op("Gemm", x, self.weight(f"{name}.weight", matrix), bias, transB=1)
 
     def interaction(self, vectors: Sequence[Tensor], width: int) -> Tensor:
-        """The first vector, and the dot product of each pair of different vectors, row by row below the diagonal."""
+        """Emit the first vector, followed by the dot products of all pairs, row by row below the diagonal."""
         builder, count = self.builder, len(vectors)
         rows = [builder.op("Unsqueeze", vector, builder.integers([1])) for vector in vectors]
         stacked = builder.op("Concat", *rows, axis=1)

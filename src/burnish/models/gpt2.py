@@ -1,4 +1,4 @@
-"""A decoder over tokens, after Radford et al. 2019, "Language models are unsupervised multitask learners"."""
+"""A GPT-2 decoder, after Radford et al. 2019, "Language models are unsupervised multitask learners"."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ def gpt2(
     tied: bool = True,
     seed: int = 0,
 ) -> ir.Model:
-    """Build a decoder in standard ONNX, in inference form, with initial weights: what says which token comes next.
+    """Build a GPT-2 decoder for next-token prediction in standard ONNX, in inference form, with initial weights.
 
-    Each token looks up a row of a table, to which the row of its position is added. Layers of attention over the token itself and
-    those before it, and of feed-forward networks with GELU (approximated by tanh), follow; layer normalization comes before each,
-    and once more at the end. The logits are products with the rows of the table of tokens, or with those of a head of its own.
+    The embedding is the sum of a token's and its position's rows of two tables. Layers of causal attention, and of feed-forward
+    networks with GELU (the tanh approximation), follow, each after a layer normalization; a last layer normalization comes at the
+    end. The logits are products with the rows of the token table, or of a separate head.
 
-    No mask is needed: padding comes after a text, and nothing before it looks there.
+    It needs no mask: padding comes after a text, and causal attention does not look ahead.
 
     Args:
-        vocabulary: rows of the table of tokens.
-        width: of what stands for a token.
-        layers: of attention and feed-forward network.
-        heads: of attention.
-        hidden: width inside of the feed-forward networks; by default four times ``width``.
-        positions: the longest text, in tokens.
-        dropout: share of values that training drops, of the embedding and of what is added in each layer.
-        tied: whether the table of tokens is the head too. Its gradient is then of all rows (``compile(sparse=...)``).
-        seed: of the initial weights: normal with a standard deviation of 0.02, or 0.02 / sqrt(2 layers) of what is added in each
-            layer, and zero biases.
+        vocabulary: number of rows of the token table.
+        width: size of a token's vector.
+        layers: number of layers of attention and feed-forward network.
+        heads: number of attention heads.
+        hidden: width inside the feed-forward networks; by default four times ``width``.
+        positions: length of the longest text, in tokens.
+        dropout: share of values that training drops, in the embedding and in the output of each layer.
+        tied: True to use the token table as the head too; its gradient is then of all rows (``compile(sparse=...)``).
+        seed: seed of the initial weights: normal with a standard deviation of 0.02, or 0.02 / sqrt(2 layers) in the last matrix
+            of each residual branch, and zero biases.
 
     Returns:
         A model with the input ``input_ids`` (int64, [batch, tokens]) and the output ``logits`` (float32, [batch, tokens,
-        vocabulary]): for each token, the one after it.
+        vocabulary]), the scores of the next token at each position.
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1, heads that do not divide the width, or no ratio.
+        ConfigurationError: a size that is not a whole number of at least 1, heads that do not divide the width, or a dropout
+            outside [0, 1).
     """
     hidden = 4 * width if hidden is None else hidden
     sizes = {"vocabulary": vocabulary, "layers": layers, "hidden": hidden, "positions": positions}

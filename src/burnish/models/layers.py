@@ -1,4 +1,4 @@
-"""The layers that the networks share: each emits nodes, and registers its weights as initializers."""
+"""Shared layers of the networks; each emits nodes and registers its weights as initializers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from burnish.validation import is_whole, require
 
 BATCH = "batch"
 IR_VERSIONS = {18: 8, 20: 9}
-"""The version of the file format that came with an opset."""
+"""ONNX file format version of each opset."""
 LARGEST = 2**20
-"""No extent is larger, so that the weights stay below the 2 GiB that one ONNX file holds."""
+"""Largest extent, which keeps the weights below the 2 GiB limit of one ONNX file."""
 
 
 def check_extents(model: str, **extents: int) -> None:
-    """Raise ConfigurationError for what is no whole number from 1 to ``LARGEST``."""
+    """Raise ConfigurationError for anything but whole numbers from 1 to ``LARGEST``."""
     for name, extent in extents.items():
         require(is_whole(extent) and 1 <= extent <= LARGEST, model, name, extent, f"a whole number from 1 to {LARGEST:,}")
 
 
 def check_input_shape(model: str, input_shape: Sequence[int], *axes: str) -> None:
-    """Raise ConfigurationError for what is not one extent for each of the axes of a sample."""
+    """Raise ConfigurationError unless the shape has one extent for each axis of a sample."""
     form = f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
     if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
         raise ConfigurationError(f"{model}: input_shape={input_shape!r} is not the shape of a sample; give {form}")
@@ -36,7 +36,7 @@ def check_input_shape(model: str, input_shape: Sequence[int], *axes: str) -> Non
 
 
 def check_halvings(model: str, input_shape: Sequence[int], times: int) -> None:
-    """Raise ConfigurationError for an image whose height or width cannot be halved so many times."""
+    """Raise ConfigurationError for an image with a height or width that cannot be halved ``times`` times."""
     step = 2**times
     for side, extent in zip(("height", "width"), input_shape[1:], strict=True):
         if extent % step:
@@ -50,12 +50,12 @@ class Layers:
     """Emits layers and registers their weights as initializers, drawn in the order of emission.
 
     Args:
-        name: of the graph.
-        seed: of the initial weights.
-        opset: of the operators.
+        name: name of the graph.
+        seed: seed of the initial weights.
+        opset: opset of the operators.
 
     Attributes:
-        metadata: what the model says of its data.
+        metadata: the model's metadata.
     """
 
     def __init__(self, name: str, seed: int, opset: int = 18):
@@ -77,11 +77,11 @@ class Layers:
         return self.builder.tensor(value)
 
     def uniform(self, name: str, bound: float, *shape: int) -> Tensor:
-        """Add a weight of numbers from -bound to bound."""
+        """Add a weight drawn uniformly from -bound to bound."""
         return self.weight(name, self.generator.uniform(-bound, bound, shape))
 
     def dense(self, name: str, x: Tensor, features_in: int, features_out: int) -> Tensor:
-        """Add a dense layer, drawn as PyTorch draws it: uniform, of bound 1 / sqrt(fan-in)."""
+        """Add a dense layer, initialized as in PyTorch: uniform, with bound 1 / sqrt(fan-in)."""
         bound = 1 / np.sqrt(features_in)
         weight = self.uniform(f"{name}.weight", bound, features_out, features_in)
         return self.builder.op("Gemm", x, weight, self.uniform(f"{name}.bias", bound, features_out), transB=1)
@@ -91,7 +91,7 @@ class Layers:
     ) -> Tensor:
         """Add a convolution without bias, padded to keep the size at stride 1, then batch normalization.
 
-        It is drawn from a normal distribution of variance 2 / fan-out (He et al. 2015).
+        Its weights are normal with variance 2 / fan-out (He et al. 2015).
         """
         deviation = np.sqrt(2 / (channels_out * kernel * kernel))
         drawn = self.generator.normal(0.0, deviation, (channels_out, channels_in, kernel, kernel))
@@ -115,7 +115,7 @@ class Layers:
         )
 
     def classifier(self, x: Tensor, channels: int, classes: int) -> Tensor:
-        """Add the mean over all pixels, and a dense layer."""
+        """Add global average pooling and a dense layer."""
         pooled = self.builder.op("Flatten", self.builder.op("GlobalAveragePool", x), axis=1)
         return self.dense("classifier", pooled, channels, classes)
 
@@ -126,7 +126,7 @@ class Layers:
         self.graph.outputs.append(tensor.value)
 
     def model(self, logits: Tensor, *extents: int | str, name: str = "logits") -> ir.Model:
-        """Return the model whose last output is ``logits``, of these extents for each sample."""
+        """Return the model with ``logits`` as its last output, of these extents per sample."""
         self.output(name, logits, *extents)
         version = IR_VERSIONS[self.builder.opset]
         return ir.Model(self.graph, ir_version=version, producer_name="burnish", metadata_props=self.metadata)

@@ -1,4 +1,4 @@
-"""A recurrent classifier of sequences, after Hochreiter and Schmidhuber 1997, "Long short-term memory"."""
+"""An LSTM sequence classifier, after Hochreiter and Schmidhuber 1997, "Long short-term memory"."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from burnish.validation import check_count
 
 
 def lstm(input_shape: Sequence[int], classes: int = 10, width: int = 64, seed: int = 0) -> ir.Model:
-    """Build a classifier of sequences in standard ONNX, in inference form, with initial weights.
+    """Build an LSTM sequence classifier in standard ONNX, in inference form, with initial weights.
 
-    An LSTM reads the steps of a sequence one after the other; a dense layer gives the classes from its last state.
+    A dense layer computes the classes from the LSTM's last state.
 
     Args:
-        input_shape: of a sequence: (length, features).
+        input_shape: shape of a sequence: (length, features).
         classes: number of classes.
-        width: of the state.
-        seed: of the initial weights: uniform, of bound 1 / sqrt(width), as PyTorch draws them.
+        width: size of the state.
+        seed: seed of the initial weights: uniform with bound 1 / sqrt(width), as in PyTorch.
 
     Returns:
         A model with the input ``x`` (float32, [batch, length, features]) and the output ``logits`` (float32, [batch, classes]).
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1 or is too large, or an input shape of no sequence.
+        ConfigurationError: a size that is not a whole number of at least 1 or is too large, or an input shape that is not a
+            sequence's.
     """
     check_input_shape("lstm", input_shape, "length", "features")
     check_extents("lstm", classes=classes, width=width)

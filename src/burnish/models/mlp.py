@@ -15,17 +15,17 @@ def mlp(input_shape: Sequence[int], classes: int = 10, width: int = 128, layers:
     """Build a classifier of dense layers with ReLU in standard ONNX, in inference form, with initial weights.
 
     Args:
-        input_shape: of a sample: (features,). A sample of more dimensions is flattened.
+        input_shape: shape of a sample: (features,). More dimensions are flattened.
         classes: number of classes.
-        width: of the hidden layers.
-        layers: how many hidden layers there are.
-        seed: of the initial weights: uniform, of bound 1 / sqrt(fan-in), as PyTorch draws them.
+        width: width of the hidden layers.
+        layers: number of hidden layers.
+        seed: seed of the initial weights: uniform with bound 1 / sqrt(fan-in), as in PyTorch.
 
     Returns:
         A model with the input ``x`` (float32, [batch, *input_shape]) and the output ``logits`` (float32, [batch, classes]).
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1 or is too large, or no shape of a sample.
+        ConfigurationError: a size that is not a whole number of at least 1 or is too large, or an invalid shape.
     """
     axes = [f"axis {axis}" for axis in range(len(input_shape))] if isinstance(input_shape, Sequence) else []
     check_input_shape("mlp", input_shape, *(axes if len(axes) > 1 else ["features"]))

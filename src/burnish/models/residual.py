@@ -20,24 +20,24 @@ def residual_network(
 ) -> ir.Model:
     """Build an image classifier of basic residual blocks in standard ONNX, in inference form, with initial weights.
 
-    A 3x3 convolution, then stages of residual blocks (two 3x3 convolutions, each with batch normalization); every stage
-    after the first halves height and width in its first block and doubles the channels. Then the mean over all pixels and
-    a dense layer.
+    A 3x3 convolution is followed by stages of residual blocks (two 3x3 convolutions, each with batch normalization). Every stage
+    after the first halves height and width in its first block and doubles the channels. Global average pooling and a dense layer
+    follow.
 
     Args:
         input_shape: channels, height and width of an image.
         classes: number of classes.
         width: channels of the first stage.
         blocks: residual blocks in each stage.
-        seed: seed of the initial weights. Convolutions are drawn from a normal distribution of variance 2 / fan-out
-            (He et al. 2015), the dense layer from a uniform one of bound 1 / sqrt(fan-in).
+        seed: seed of the initial weights: convolutions normal with variance 2 / fan-out (He et al. 2015), the dense layer uniform
+            with bound 1 / sqrt(fan-in).
 
     Returns:
-        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits``
-        (float32, [batch, classes]).
+        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits`` (float32, [batch,
+        classes]).
 
     Raises:
-        ConfigurationError: a size that is not positive, or an input shape that is not of an image.
+        ConfigurationError: a size that is not positive, or an input shape that is not an image's.
     """
     check_input_shape("residual_network", input_shape, "channels", "height", "width")
     if min(*input_shape, classes, width, *blocks, len(blocks)) < 1:
@@ -58,7 +58,7 @@ def residual_network(
 
 
 def _block(layers: Layers, name: str, x: Tensor, channels_in: int, channels_out: int, stride: int) -> Tensor:
-    """Two normalized 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Emit two normalized 3x3 convolutions plus a shortcut, which is a 1x1 convolution if the shape changes."""
     builder = layers.builder
     y = builder.op("Relu", layers.normalized_convolution(f"{name}.first", x, channels_in, channels_out, 3, stride))
     y = layers.normalized_convolution(f"{name}.second", y, channels_out, channels_out)

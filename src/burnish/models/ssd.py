@@ -14,36 +14,36 @@ from burnish.models.layers import Layers, check_extents, check_halvings, check_i
 from burnish.validation import check_count
 
 HALVINGS = 3
-"""How often height and width are halved: boxes come from the maps after the second and the third time."""
+"""Number of halvings of height and width; boxes come from the maps after the second and the third."""
 SCALES = (0.25, 0.5, 0.8)
 RATIOS = (2.0,)
 SHAPES = 2 + 2 * len(RATIOS)
-"""Default boxes of a cell: two squares, and a wide and an upright one for each ratio."""
+"""Default boxes per cell: two squares, and a wide and an upright one for each ratio."""
 SIDES = 4
 
 
 def ssd(input_shape: Sequence[int], classes: int = 20, width: int = 16, seed: int = 0) -> ir.Model:
     """Build an object detector in standard ONNX, in inference form, with initial weights.
 
-    Each of three stages is two 3x3 convolutions with batch normalization and ReLU, the first of stride 2. Two maps, of a
-    quarter and an eighth of the image's sides, give offsets and scores of four default boxes in each cell. The metadata hold the
-    loss ``ssd`` with the sizes of the default boxes, which ``burnish.finetune`` reads.
+    Each of three stages is two 3x3 convolutions with batch normalization and ReLU, the first with stride 2. Two maps, a quarter
+    and an eighth of the image's sides, give offsets and scores of four default boxes per cell. The metadata hold the loss ``ssd``
+    with the sizes of the default boxes, for ``burnish.finetune``.
 
     Args:
-        input_shape: of an image: (channels, height, width). Height and width are multiples of 8.
+        input_shape: shape of an image: (channels, height, width). Height and width are multiples of 8.
         classes: number of classes, without the background.
         width: channels of the first stage.
-        seed: of the initial weights: convolutions from a normal distribution of variance 2 / fan-out (He et al. 2015), the last
-            ones from a uniform one of bound 1 / sqrt(fan-in).
+        seed: seed of the initial weights: convolutions normal with variance 2 / fan-out (He et al. 2015), the last ones uniform
+            with bound 1 / sqrt(fan-in).
 
     Returns:
-        A model with the input ``x`` (float32, [batch, channels, height, width]) and the outputs ``boxes`` (float32,
-        [batch, A, 4]) and ``scores`` (float32, [batch, A, 1 + classes], the background first), both as ``burnish.losses.ssd``
-        reads them: offsets from A default boxes, and logits.
+        A model with the input ``x`` (float32, [batch, channels, height, width]) and the outputs ``boxes`` (float32, [batch, A,
+        4]), offsets from A default boxes, and ``scores`` (float32, [batch, A, 1 + classes]), logits with the background first, as
+        ``burnish.losses.ssd`` reads them.
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1 or is too large, an input shape of no image, or a height
-            or width that is no multiple of 8.
+        ConfigurationError: a size that is not a whole number of at least 1 or is too large, an input shape that is not an
+            image's, or a height or width that is not a multiple of 8.
     """
     check_input_shape("ssd", input_shape, "channels", "height", "width")
     check_extents("ssd", classes=classes, width=width)
@@ -73,7 +73,7 @@ def ssd(input_shape: Sequence[int], classes: int = 20, width: int = 16, seed: in
 
 
 def _of_cells(network: Layers, name: str, x: Tensor, channels: int, numbers: int) -> Tensor:
-    """Add a convolution that gives so many numbers of each default box: [batch, boxes, numbers], cell after cell."""
+    """Add a convolution that gives ``numbers`` values per default box: [batch, boxes, numbers], cell by cell."""
     bound = 1 / np.sqrt(9 * channels)
     weight = network.uniform(f"{name}.weight", bound, SHAPES * numbers, channels, 3, 3)
     bias = network.uniform(f"{name}.bias", bound, SHAPES * numbers)

@@ -1,4 +1,4 @@
-"""The layers that transformers over tokens share, after Vaswani et al. 2017, "Attention is all you need"."""
+"""Shared layers of transformers over tokens, after Vaswani et al. 2017, "Attention is all you need"."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from burnish.validation import is_number, is_whole
 OPSET = 20
 TOKENS = "tokens"
 DEVIATION = 0.02
-"""Of the initial weights of BERT and GPT-2."""
+"""Standard deviation of the initial weights of BERT and GPT-2."""
 Activation = Literal["gelu", "gelu_tanh"]
 
 
 def check_sizes(model: str, heads: int, width: int, dropout: float, **sizes: int) -> None:
-    """Raise ConfigurationError for sizes that are no whole numbers of at least 1 or do not fit each other, and for no ratio."""
+    """Raise ConfigurationError for sizes that are not whole numbers of at least 1 or do not fit, or a dropout outside [0, 1)."""
     sizes = {**sizes, "width": width, "heads": heads}
     wrong = next((name for name, size in sizes.items() if not is_whole(size) or size < 1), None)
     if wrong is not None:
@@ -37,13 +37,13 @@ class Transformer(Layers):
     """Emits layers over [batch, tokens, width] and registers their weights as initializers, drawn in the order of emission.
 
     Args:
-        name: of the graph.
-        width: of what stands for a token.
-        heads: of attention.
-        hidden: width inside of a feed-forward network.
-        epsilon: of layer normalization.
-        dropout: the share of values that training drops where a layer's result is added.
-        seed: of the initial weights.
+        name: name of the graph.
+        width: size of a token's vector.
+        heads: number of attention heads.
+        hidden: width inside a feed-forward network.
+        epsilon: epsilon of layer normalization.
+        dropout: share of values that training drops before a layer's output is added.
+        seed: seed of the initial weights.
     """
 
     def __init__(self, name: str, width: int, heads: int, hidden: int, epsilon: float, dropout: float, seed: int):
@@ -51,7 +51,7 @@ class Transformer(Layers):
         self.width, self.heads, self.hidden, self.epsilon, self.ratio = width, heads, hidden, epsilon, dropout
 
     def drawn(self, name: str, *shape: int, deviation: float = DEVIATION) -> Tensor:
-        """Add a weight of normal numbers."""
+        """Add a normally distributed weight."""
         return self.weight(name, self.generator.normal(0.0, deviation, shape))
 
     def dense(self, name: str, x: Tensor, features_in: int, features_out: int, deviation: float = DEVIATION) -> Tensor:
@@ -66,7 +66,7 @@ class Transformer(Layers):
         return x if self.ratio == 0 else self.builder.op("Dropout", x, self.builder.scalar(self.ratio, ir.DataType.FLOAT))
 
     def position(self, places: Tensor, positions: int) -> Tensor:
-        """Emit what is added to the tokens at these places, of as many as there are: [tokens, width]; the model says how many."""
+        """Emit the position embeddings of these places, [tokens, width], and store the longest length in the metadata."""
         self.metadata = DataDescription(text=TextDescription(length=positions)).metadata()
         return self.builder.op("Gather", self.drawn("embeddings.positions", positions, self.width), places, axis=0)
 
@@ -79,12 +79,12 @@ class Transformer(Layers):
         return self.builder.op("Range", zero, count, one, shape=ir.Shape([TOKENS]))
 
     def hidden_keys(self, is_hidden: Tensor) -> Tensor:
-        """Emit what is added to the scores of attention: the smallest number where a key is hidden, else 0."""
+        """Emit the mask to add to the attention scores: the lowest float32 for hidden keys, otherwise 0."""
         lowest, zero = (self.builder.scalar(number, ir.DataType.FLOAT) for number in (float(np.finfo(np.float32).min), 0.0))
         return self.builder.op("Where", is_hidden, lowest, zero)
 
     def attention(self, name: str, x: Tensor, mask: Tensor, deviation: float = DEVIATION) -> Tensor:
-        """Self-attention of several heads; ``mask`` is added to the scores."""
+        """Emit multi-head self-attention; ``mask`` is added to the scores."""
         builder, size = self.builder, self.width // self.heads
         to_heads = builder.integers([0, 0, self.heads, size])
         query, key, value = (
@@ -98,7 +98,7 @@ class Transformer(Layers):
         return self.dense(f"{name}.output", joined, self.width, self.width, deviation)
 
     def feed_forward(self, name: str, x: Tensor, activation: Activation, deviation: float = DEVIATION) -> Tensor:
-        """Two dense layers with GELU between (Hendrycks and Gimpel 2016), or with its approximation by tanh."""
+        """Emit two dense layers with GELU between (Hendrycks and Gimpel 2016), or its tanh approximation."""
         wide = self.dense(f"{name}.up", x, self.width, self.hidden)
         return self.dense(f"{name}.down", self.activated(wide, activation), self.hidden, self.width, deviation)
 

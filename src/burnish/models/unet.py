@@ -12,30 +12,30 @@ from burnish.models.layers import Layers, check_extents, check_halvings, check_i
 from burnish.validation import check_count
 
 DEPTH = 3
-"""How often height and width are halved."""
+"""Number of halvings of height and width."""
 
 
 def unet(input_shape: Sequence[int], classes: int = 2, width: int = 16, seed: int = 0) -> ir.Model:
-    """Build a network in standard ONNX that gives a class for each pixel, in inference form, with initial weights.
+    """Build a U-Net that classifies each pixel in standard ONNX, in inference form, with initial weights.
 
-    On the way down each of three stages is two 3x3 convolutions with batch normalization and ReLU, then 2x2 max pooling; channels
-    double from stage to stage. On the way up a transposed convolution doubles height and width, what the stage of that size gave
-    is joined to it, and two convolutions follow. A 1x1 convolution gives the classes.
+    On the way down, each of three stages is two 3x3 convolutions with batch normalization and ReLU, then 2x2 max pooling; the
+    channels double from stage to stage. On the way up, a transposed convolution doubles height and width, the output of the stage
+    of that size is concatenated, and two convolutions follow. A 1x1 convolution gives the classes.
 
     Args:
-        input_shape: of an image: (channels, height, width). Height and width are multiples of 8.
+        input_shape: shape of an image: (channels, height, width). Height and width are multiples of 8.
         classes: number of classes.
         width: channels of the first stage.
-        seed: of the initial weights: convolutions from a normal distribution of variance 2 / fan-out (He et al. 2015),
-            transposed ones of 1 / channels; the last from a uniform one of bound 1 / sqrt(fan-in).
+        seed: seed of the initial weights: convolutions normal with variance 2 / fan-out (He et al. 2015), transposed ones with 1
+            / channels; the last uniform with bound 1 / sqrt(fan-in).
 
     Returns:
-        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits`` (float32,
-        [batch, classes, height, width]).
+        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits`` (float32, [batch,
+        classes, height, width]).
 
     Raises:
-        ConfigurationError: a size that is no whole number of at least 1 or is too large, an input shape of no image, or a height
-            or width that is no multiple of 8.
+        ConfigurationError: a size that is not a whole number of at least 1 or is too large, an input shape that is not an
+            image's, or a height or width that is not a multiple of 8.
     """
     check_input_shape("unet", input_shape, "channels", "height", "width")
     check_extents("unet", classes=classes, width=width)
@@ -63,13 +63,13 @@ def unet(input_shape: Sequence[int], classes: int = 2, width: int = 16, seed: in
 
 
 def _stage(network: Layers, name: str, x: Tensor, channels_in: int, channels_out: int) -> Tensor:
-    """Two normalized 3x3 convolutions with ReLU."""
+    """Emit two normalized 3x3 convolutions with ReLU."""
     y = network.builder.op("Relu", network.normalized_convolution(f"{name}.first", x, channels_in, channels_out))
     return network.builder.op("Relu", network.normalized_convolution(f"{name}.second", y, channels_out, channels_out))
 
 
 def _doubled(network: Layers, name: str, x: Tensor, channels_in: int, channels_out: int) -> Tensor:
-    """A transposed convolution that doubles height and width; each pixel comes from one."""
+    """Emit a transposed convolution that doubles height and width; each output pixel comes from one input pixel."""
     drawn = network.generator.normal(0.0, 1 / np.sqrt(channels_in), (channels_in, channels_out, 2, 2))
     weight, bias = network.weight(f"{name}.weight", drawn), network.weight(f"{name}.bias", np.zeros(channels_out))
     return network.builder.op("ConvTranspose", x, weight, bias, kernel_shape=[2, 2], strides=[2, 2])

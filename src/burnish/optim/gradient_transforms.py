@@ -1,4 +1,4 @@
-"""Gradient transforms: pure graph builders from gradients to those that an optimizer sees. ``chain`` puts them before it."""
+"""Gradient transforms: pure graph builders that change gradients before an optimizer gets them, combined by ``chain``."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from burnish.settings import NamedSettings
 from burnish.validation import check_not_negative, check_positive, require
 
 NORM_GUARD = 1e-6
-"""Added to a norm that divides, as in ``torch.nn.utils.clip_grad_norm_``."""
+"""Added to a norm in a denominator, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 
 @runtime_checkable
 class GradientTransform(Protocol):
     """A pure graph builder: (parameters, gradients, state, step) -> (gradients, next state).
 
-    One that has to know what the parameters are has a method ``bind`` too (``NeedsInfos``).
+    A transform that depends on the roles of the parameters also has a method ``bind`` (``NeedsInfos``).
     """
 
     @property
     def name(self) -> str:
-        """How the transform is asked for."""
+        """Name of the transform in its options."""
         ...
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for what belongs to no single parameter."""
+        """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for state of no single parameter."""
         ...
 
     def transform(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
-        """Emit the transform of ``inputs.gradients``; ``inputs.state`` has the keys that ``init`` gives.
+        """Emit the transform of ``inputs.gradients``; ``inputs.state`` has the keys of ``init``.
 
         Returns:
             Gradients and the next state, with the same keys, dtypes and shapes.
@@ -45,17 +45,17 @@ class GradientTransform(Protocol):
         ...
 
     def options(self) -> dict[str, Any]:
-        """Return name and settings as JSON-compatible values, from which ``burnish.optim.get`` builds it again."""
+        """Return name and settings as JSON-compatible values, from which ``burnish.optim.get`` rebuilds the transform."""
         ...
 
 
 @dataclass(frozen=True)
 class StatelessTransform(NamedSettings):
-    """What transforms without a state share; a subclass adds its settings as fields, and ``gradients``."""
+    """Base of transforms without a state; a subclass adds its settings as fields, and ``gradients``."""
 
     @property
     def row_form(self) -> RowForm | None:
-        """What transforming the rows of a gradient alone that are not zero comes to, as ``RatedOptimizer.row_form``."""
+        """Effect of transforming only the nonzero rows of a gradient; see ``RatedOptimizer.row_form``."""
         return None
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
@@ -66,19 +66,19 @@ class StatelessTransform(NamedSettings):
 
     @abstractmethod
     def gradients(self, params: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensors:
-        """Emit the gradients that come after the transform, with the same keys, dtypes and shapes."""
+        """Emit the transformed gradients, with the same keys, dtypes and shapes."""
 
 
 @dataclass(frozen=True)
 class ClipByGlobalNorm(StatelessTransform):
-    """Shrink all gradients by one factor where their norm is above a bound, as ``torch.nn.utils.clip_grad_norm_``.
+    """Scale down all gradients by one factor if their joint norm exceeds a bound, as ``torch.nn.utils.clip_grad_norm_``.
 
     With the gradients g of all parameters::
 
         norm = sqrt(sum of g² over all elements of all gradients)
         g = g * min(1, max_norm / (norm + 1e-6))
 
-    The direction stays. The norm is accumulated in float64. Source: Pascanu et al., "On the difficulty of training recurrent
+    The direction does not change. The norm is summed in float64. Source: Pascanu et al., "On the difficulty of training recurrent
     neural networks", 2013. No state.
 
     Raises:
@@ -104,9 +104,9 @@ class ClipByGlobalNorm(StatelessTransform):
 
 @dataclass(frozen=True)
 class ClipByNorm(StatelessTransform):
-    """Shrink each gradient whose own norm is above a bound, as ``torch.nn.utils.clip_grad_norm_`` over one parameter.
+    """Scale down each gradient with a norm above a bound, as ``torch.nn.utils.clip_grad_norm_`` for one parameter.
 
-    For each parameter's gradient g: ``g = g * min(1, max_norm / (sqrt(sum of g²) + 1e-6))``, the norm in float64. No state.
+    For each parameter's gradient g: ``g = g * min(1, max_norm / (sqrt(sum of g²) + 1e-6))``, with the norm in float64. No state.
 
     Raises:
         ConfigurationError: ``max_norm`` is not a finite number above 0.
@@ -128,7 +128,7 @@ class ClipByNorm(StatelessTransform):
 
 @dataclass(frozen=True)
 class ClipByValue(StatelessTransform):
-    """Bound every element g of the gradients, as ``torch.nn.utils.clip_grad_value_``: ``g = max(-value, min(value, g))``.
+    """Clip every element g of the gradients, as ``torch.nn.utils.clip_grad_value_``: ``g = max(-value, min(value, g))``.
 
     No state.
 
@@ -156,9 +156,8 @@ def shrinking_factor(norm: Tensor, max_norm: float) -> Tensor:
 class AddDecayedWeights(StatelessTransform):
     """Add a share of each parameter to its gradient: the gradient of ``weight_decay / 2 * (sum of p²)``, an L2 penalty.
 
-    With parameter p and gradient g: ``g = g + weight_decay * p``, as the optimizers of ``torch.optim`` do for their
-    ``weight_decay``. ``on`` says which parameters: ``all``, ``weights`` (neither bias nor normalization), or shell-style patterns
-    of initializer names. No state.
+    With parameter p and gradient g: ``g = g + weight_decay * p``, as for ``weight_decay`` in ``torch.optim``. ``on`` selects the
+    parameters: ``all``, ``weights`` (neither bias nor normalization), or shell-style patterns of initializer names. No state.
     """
 
     name = "add_decayed_weights"
@@ -207,20 +206,20 @@ def add_decayed_weights(weight_decay: float, on: str | Sequence[str] = "all") ->
         on: ``all``, ``weights`` (neither bias nor normalization), or patterns of initializer names.
 
     Raises:
-        ConfigurationError: a negative or non-finite number, or another word for ``on``.
+        ConfigurationError: a negative or non-finite number, or another value of ``on``.
     """
     return AddDecayedWeights(weight_decay, on if isinstance(on, str) else tuple(on))
 
 
 @dataclass(frozen=True)
 class Centralize(StatelessTransform):
-    """Take its mean off the gradient of each weight, over the inputs of every output.
+    """Subtract from each weight's gradient its mean over the inputs of every output.
 
-    For a weight w whose outputs each sum over the axes A (channels and kernel of a convolution, the inputs of a matrix
-    product): ``g = g - mean of g over A``, so that the sum of w over A keeps its value. Other parameters are left as they are.
-    Which axes these are the graph tells, not the shape, also where a weight is masked, quantized, scaled or transposed on its
-    way. Of one that is masked the mean is over what is not, and what is masked keeps a gradient of zero. Source: Yong et al.,
-    "Gradient centralization: a new optimization technique for deep neural networks", 2020. No state.
+    For a weight w whose outputs each sum over the axes A (channels and kernel of a convolution, the inputs of a matrix product):
+    ``g = g - mean of g over A``, so that the sum of w over A stays constant. Other parameters do not change. The graph determines
+    the axes, not the shape, even if a weight is masked, quantized, scaled or transposed before use. For a masked weight the mean
+    is over the unmasked elements, and masked ones keep a gradient of zero. Source: Yong et al., "Gradient centralization: a new
+    optimization technique for deep neural networks", 2020. No state.
     """
 
     name = "centralize"
@@ -250,7 +249,7 @@ class Centralize(StatelessTransform):
 
 
 def _mean(parameter: Tensor, gradient: Tensor, info: ParameterInfo) -> Tensor:
-    """Emit what is taken off a gradient."""
+    """Emit the part to subtract from a gradient."""
     builder, axes = gradient.builder, gradient.builder.integers(info.input_axes)
     if info.masked == "no":
         return builder.op("ReduceMean", gradient, axes, keepdims=1)
@@ -263,19 +262,19 @@ def _mean(parameter: Tensor, gradient: Tensor, info: ParameterInfo) -> Tensor:
 
 
 def centralizes(optimizer: object) -> bool:
-    """Whether an optimizer has this transform in it."""
+    """True if an optimizer contains ``Centralize``."""
     transforms = (transform for layer in layers_of(optimizer) for transform in getattr(layer, "transforms", ()))
     return any(isinstance(transform, Centralize) for transform in transforms)
 
 
 def uncentred(infos: Infos) -> list[str]:
-    """Return the weights, other than one number per channel, whose gradients it leaves as they are."""
+    """Return the weights, except per-channel numbers, with gradients that ``Centralize`` does not change."""
     weights = (info for info in infos.values() if info.kind is ParameterKind.WEIGHT and not info.input_axes)
     return [info.name for info in weights if math.prod(info.shape) > max(info.shape, default=1)]
 
 
 def centralize() -> Centralize:
-    """Return the transform that takes the mean over its inputs off the gradient of each weight; see ``Centralize``."""
+    """Return the transform that centralizes the gradient of each weight; see ``Centralize``."""
     return Centralize()
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups: settings of their own, or none at all, for the parameters that a pattern of names selects."""
+"""Parameter groups: separate settings, or none for frozen parameters, selected by name patterns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from burnish.validation import check_not_negative
 FROZEN = "frozen"
 LR_SCALE = "lr_scale"
 Overrides = str | Mapping[str, Any] | RatedOptimizer
-"""``frozen``; settings of the optimizer that differ, and ``lr_scale``; or another optimizer."""
+"""``frozen``; settings that differ from the optimizer's, and ``lr_scale``; or another optimizer."""
 NO_GROUP: tuple[str, Overrides] = ("", {})
-"""Of parameters that no pattern matches."""
+"""The group of parameters that no pattern matches."""
 
 
 @dataclass(frozen=True)
 class _Member:
-    """Parameters that are updated alike.
+    """Parameters with the same update.
 
     Attributes:
-        label: what its state that belongs to no parameter is told apart by; empty for the default group.
-        optimizer: updates them, at the rate that it is given.
-        rated_by: label of the group whose rate it is: an empty one for the optimizer's own.
-        scale: what the rate is multiplied by.
+        label: suffix of state that belongs to no parameter; empty for the default group.
+        optimizer: the optimizer, which gets its rate as an input.
+        rated_by: label of the group whose rate applies; empty for the optimizer's own.
+        scale: factor of the rate.
         names: the parameters.
     """
 
@@ -46,20 +46,20 @@ class _Member:
 
 @dataclass(frozen=True)
 class Groups(Transform):
-    """An optimizer whose settings differ from parameter to parameter, the mathematics of ``torch.optim`` over several groups.
+    """An optimizer with settings that differ by parameter, the mathematics of ``torch.optim`` over several groups.
 
-    Each parameter belongs to the last pattern that matches its name, or to none: then the optimizer's own settings hold.
-    A rate is shared, times the group's ``lr_scale``, unless the group gives an ``lr`` of its own, which is then the input
-    ``lr:<pattern>`` of the program. State that belongs to a parameter is called as without groups; any other state of a group is
+    A parameter belongs to the last pattern that matches its name; without a match, the optimizer's own settings apply. All groups
+    share the rate, times their ``lr_scale``, except groups with their own ``lr``, which becomes the program's input
+    ``lr:<pattern>``. State of a parameter has the same name as without groups; other state of a group is named
     ``<slot>:<group>``.
 
     Attributes:
-        optimizer: what updates.
-        patterns: (pattern, what differs).
-        decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers.
+        optimizer: the optimizer.
+        patterns: (pattern, overrides).
+        decay: ``all``, or ``weights``: no weight decay on biases and normalization parameters.
         layer_decay: factor of the rate from each layer to the one before it; None for one rate.
-        layers: patterns of the layers, from the first to the last; None for the order in the graph.
-        infos, aliases: what is known of the parameters, and what else they are called; ``burnish.compile`` says both.
+        layers: patterns of the layers, from first to last; None for the order in the graph.
+        infos, aliases: facts about the parameters, and their other names; ``burnish.compile`` sets both.
     """
 
     name = "groups"
@@ -100,7 +100,7 @@ class Groups(Transform):
         }
 
     def _selecting_aliases(self) -> dict[str, list[str]]:
-        """The aliases by which patterns select parameters."""
+        """Return the aliases by which patterns select parameters."""
         patterns = (*(pattern for pattern, _ in self.patterns), *(self.layers or ()))
         found = {
             name: [each for each in others if any(matches_pattern(each, pattern) for pattern in patterns)]
@@ -133,7 +133,7 @@ class Groups(Transform):
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The parameters of groups that are frozen; none before the optimizer is bound."""
+        """The parameters of frozen groups; empty before the optimizer is bound."""
         return frozenset(name for name in self.infos or () if self.freezes(name))
 
     @property
@@ -143,20 +143,20 @@ class Groups(Transform):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What the methods of the groups keep."""
+        """The state of all groups' optimizers."""
         return tuple(slot for group in self.patterns for slot in slots_of(self._group_optimizer(*group)))
 
     def freezes(self, name: str) -> bool:
-        """Whether the pattern that holds for a name freezes it; also of a parameter that has no gradient."""
+        """True if the pattern that applies to a name freezes it, even a parameter without a gradient."""
         return self._overrides_of(name)[1] == FROZEN
 
     def optimizer_of(self, name: str) -> RatedOptimizer | None:
-        """Return what updates a parameter; None for one that is frozen."""
+        """Return the optimizer of a parameter; None if it is frozen."""
         index = self._index_of(name)
         return self._group_optimizers[-1 if index is None else index]
 
     def hyperparameters(self) -> dict[str, float | None]:
-        """The rates that are used; before the optimizer is bound, those of all groups."""
+        """The rates in use; before the optimizer is bound, those of all groups."""
         return {
             _labelled(name, label): default
             for label, optimizer in self._used().items()
@@ -165,7 +165,7 @@ class Groups(Transform):
 
     @property
     def end(self) -> int | None:
-        """The first step that a schedule of a group is not defined for; None where none has an end."""
+        """The first step after a group's schedule; None if no schedule ends."""
         return min((optimizer.end for optimizer in self._used().values() if optimizer.end is not None), default=None)
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
@@ -208,7 +208,7 @@ class Groups(Transform):
         return {name: followed.get(name, parameter) for name, parameter in inputs.params.items()}, next_state
 
     def _group_optimizer(self, pattern: str, overrides: Overrides) -> RatedOptimizer | None:
-        """The optimizer of a group; None for one that is frozen."""
+        """Return the optimizer of a group; None if it is frozen."""
         if overrides == FROZEN:
             return None
         if isinstance(overrides, RatedOptimizer):
@@ -241,9 +241,9 @@ class Groups(Transform):
         return {key: settings.get(key, value) for key, value in overrides.items()}  # type: ignore[union-attr]
 
     def _used(self, members: Sequence[_Member] | None = None) -> dict[str, RatedOptimizer]:
-        """Label -> optimizer, for those whose rate is their own and used; the default group's label is empty.
+        """Return label -> optimizer for the rates in use; the default group's label is empty.
 
-        Before the optimizer is bound, all of them, unless the members are given.
+        Before the optimizer is bound, and without members, it returns all of them.
         """
         if members is None and self.infos is not None:
             members = self._members(tuple(self.infos))
@@ -261,16 +261,16 @@ class Groups(Transform):
 
     @cached_property
     def _group_optimizers(self) -> tuple[RatedOptimizer | None, ...]:
-        """What updates the group of each pattern, and at last the parameters of none."""
+        """The optimizers of all groups; the last is for parameters without a match."""
         return (*(self._group_optimizer(*group) for group in self.patterns), self._group_optimizer(*NO_GROUP))
 
     def _overrides_of(self, name: str) -> tuple[str, Overrides]:
-        """The last pattern that matches a name, and what differs there; an empty pattern and nothing where none does."""
+        """Return the last matching pattern of a name and its overrides; ``NO_GROUP`` without a match."""
         index = self._index_of(name)
         return NO_GROUP if index is None else self.patterns[index]
 
     def _index_of(self, name: str) -> int | None:
-        """The place of the last pattern that matches a parameter by one of its names."""
+        """Return the index of the last pattern that matches one of a parameter's names."""
         return max((index for each in self._names_of(name) if (index := self._last_match(each)) is not None), default=None)
 
     def _names_of(self, name: str) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ class Groups(Transform):
                 parts.append(f"{below} below")
             label = ",".join(parts)
             if label not in chosen:
-                # The rate is an input of the member; what its optimizer would take without one does not matter.
+                # The member gets its rate as an input, so the optimizer's own does not matter.
                 rated_by = pattern if _has_own_rate(overrides) else ""
                 chosen[label] = _Member(label, replace(optimizer, lr=1.0), rated_by, scale, ())
             members.setdefault(label, []).append(name)
@@ -306,7 +306,7 @@ class Groups(Transform):
         return not decays("groups", name, self.infos)
 
     def _layers_above(self, name: str) -> int:
-        """How many layers lie between a parameter's and the last."""
+        """Return the number of layers from a parameter's to the last."""
         if self.layers is not None:
             places = [index for index, pattern in enumerate(self.layers) if matching(pattern, self._names_of(name))]
             return len(self.layers) - 1 - places[-1] if places else 0
@@ -320,18 +320,18 @@ class Groups(Transform):
 
 
 def groups(optimizer: Optimizer, patterns: Mapping[str, Overrides] | None = None, *, decay: str = "all") -> Groups:
-    """Return an optimizer whose settings differ by parameter; see ``Groups``.
+    """Return an optimizer with settings that differ by parameter; see ``Groups``.
 
     Args:
-        optimizer: a plain optimizer, whose settings hold where no pattern matches.
-        patterns: name of an initializer, as the file or a module calls it, or shell-style pattern -> ``"frozen"``, the settings
-            that differ (``weight_decay=0.0``, ``lr``, ``betas``, ...; ``lr_scale`` multiplies the shared rate), or another plain
-            optimizer. The last match holds.
-        decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers, where a pattern
-            does not set it. What a parameter is for, the graph tells.
+        optimizer: a plain optimizer, with the settings for parameters that no pattern matches.
+        patterns: initializer name (as in the file or the module) or shell-style pattern -> ``"frozen"``, the settings that differ
+            (``weight_decay=0.0``, ``lr``, ``betas``, ...; ``lr_scale`` multiplies the shared rate), or another plain optimizer.
+            The last match applies.
+        decay: ``all``, or ``weights``: no weight decay on biases and normalization parameters, unless a pattern sets it. The
+            graph determines a parameter's role.
 
     Raises:
-        ConfigurationError: a setting that the optimizer does not have, or no plain optimizer.
+        ConfigurationError: a setting that the optimizer does not have, or an optimizer that is not plain.
     """
     if patterns is not None and (not isinstance(patterns, Mapping) or not all(isinstance(key, str) for key in patterns)):
         raise ConfigurationError(f"groups: patterns must be {{pattern: settings}}, not {patterns!r}")
@@ -339,18 +339,18 @@ def groups(optimizer: Optimizer, patterns: Mapping[str, Overrides] | None = None
 
 
 def frozen_by_pattern(optimizer: object, names: Iterable[str]) -> frozenset[str]:
-    """Return those of the names that a pattern of groups, anywhere inside the optimizer, freezes."""
+    """Return the names that patterns of groups inside an optimizer freeze."""
     inside = [layer for layer in layers_of(optimizer) if isinstance(layer, Groups)]
     return frozenset(name for name in names if any(layer.freezes(name) for layer in inside))
 
 
 def without_freezing(optimizer: Any, names: Collection[str], left: Collection[str]) -> Any:
-    """Return an optimizer that does not freeze these parameters, which a program does not have, and freezes others as before.
+    """Return an optimizer without the patterns that freeze only parameters missing from a program.
 
     Args:
-        optimizer: which may have groups, anywhere inside.
-        names: of parameters that are not there.
-        left: of those that are.
+        optimizer: an optimizer, possibly with groups inside.
+        names: the missing parameters.
+        left: the existing parameters.
     """
     if isinstance(optimizer, Groups):
         patterns = tuple(
@@ -366,10 +366,10 @@ def without_freezing(optimizer: Any, names: Collection[str], left: Collection[st
 
 
 def with_aliases(optimizer: Any, aliases: Aliases) -> Any:
-    """Return an optimizer of which patterns of groups, anywhere inside, also match what else parameters are called.
+    """Return an optimizer with group patterns that also match other names of the parameters.
 
     Args:
-        optimizer: which may have groups.
+        optimizer: an optimizer, possibly with groups inside.
         aliases: initializer name -> its other names.
     """
     if isinstance(optimizer, Groups):
@@ -380,18 +380,20 @@ def with_aliases(optimizer: Any, aliases: Aliases) -> Any:
 
 
 def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] | None = None) -> Groups:
-    """Return an optimizer whose rate shrinks by ``factor`` from each layer to the one before it; the last has the whole rate.
+    """Return an optimizer with a rate that shrinks by ``factor`` from each layer to the one before it.
+
+    The last layer has the whole rate. Source: Howard and Ruder, "Universal language model fine-tuning for text classification",
+    2018.
 
     Args:
-        optimizer: a plain optimizer, or what ``groups`` returns.
+        optimizer: a plain optimizer, or the result of ``groups``.
         factor: such as 0.9; not negative.
-        layers: patterns of initializer names from the first layer to the last; what none matches has the whole rate. By default
-            the depth in the graph, counted in layers that have weights.
+        layers: patterns of initializer names from the first layer to the last; unmatched parameters have the whole rate. By
+            default the depth in the graph, counted in layers with weights.
 
     Raises:
-        ConfigurationError: a negative or non-finite factor, layers that are no list of patterns, or no plain optimizer.
-
-    Source: Howard and Ruder, "Universal language model fine-tuning for text classification", 2018.
+        ConfigurationError: a negative or non-finite factor, layers that are not a list of patterns, or an optimizer that is not
+            plain.
     """
     check_not_negative("layerwise_decay", factor=factor)
     if layers is not None and (isinstance(layers, str) or not all(isinstance(layer, str) for layer in layers)):
@@ -409,7 +411,7 @@ def _has_own_rate(overrides: Overrides) -> bool:
 
 
 def _undecayed(optimizer: RatedOptimizer) -> RatedOptimizer:
-    """The optimizer without weight decay, in those inside it too."""
+    """Return the optimizer, including inner ones, without weight decay."""
     inner = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
     changes: dict[str, Any] = {name: _undecayed(value) for name, value in inner.items() if isinstance(value, RatedOptimizer)}
     if "weight_decay" in inner:
@@ -422,13 +424,13 @@ def _labelled(name: str, label: str) -> str:
 
 
 def _seen_from(label: str, optimizer: RatedOptimizer, inputs: UpdateInputs) -> UpdateInputs:
-    """The inputs as the optimizer of a group knows them: its state and its scalars by the names that it gives them."""
+    """Return the inputs with state and scalars under the names that a group's optimizer uses."""
     scalars = {name: inputs.hyperparameters[_labelled(name, label)] for name in optimizer.hyperparameters()}
     return replace(inputs, state=_state_of(label, inputs.state), hyperparameters=scalars)
 
 
 def _state_of(label: str, state: Mapping[str, Tensor]) -> Tensors:
-    """The state as the optimizer of a group knows it: what is kept apart for the group goes by its plain name."""
+    """Return the state with a group's separate entries under their plain names."""
     if not label:
         return dict(state)
     ending = f":{label}"

@@ -1,4 +1,4 @@
-"""LAMB: Adam with a rate for each layer, for large batches."""
+"""LAMB: Adam with a rate per layer, for large batches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class LAMB(MomentOptimizer):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g²
         u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
-        p = p - lr * (|p| / |u|) * u                  or p - lr * u, where |p| or |u| is 0
+        p = p - lr * (|p| / |u|) * u                  or p - lr * u, if |p| or |u| is 0
 
-    Parameters of fewer than two dimensions (biases, scales of normalization) get neither the ratio nor the decay with
-    ``adapt_vectors=False``, the usual practice in training with large batches. Source, and of the defaults: You et al.,
-    "Large batch optimization for deep learning: training BERT in 76 minutes", 2020. State, of the parameter's dtype and shape:
-    ``first_moment/<initializer>`` and ``second_moment/<initializer>``.
+    With ``adapt_vectors=False``, the usual practice for large batches, parameters of fewer than two dimensions (biases, scales of
+    normalization) get neither the ratio nor the decay. Source, and of the defaults: You et al., "Large batch optimization for
+    deep learning: training BERT in 76 minutes", 2020. State, in the parameter's dtype and shape: ``first_moment/<initializer>``
+    and ``second_moment/<initializer>``.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. A step changes every weight by this share
-            of its norm.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. A step changes every weight by this share of
+            its norm.
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
-        weight_decay: share of the weight that is added to its update, before the ratio is taken.
-        adapt_vectors: whether parameters of fewer than two dimensions get the ratio and the decay too.
+        weight_decay: share of the weight added to its update, before the ratio.
+        adapt_vectors: True to apply ratio and decay to parameters of fewer than two dimensions too.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).

@@ -1,4 +1,4 @@
-"""LARS: momentum with a rate for each layer, for large batches."""
+"""LARS: momentum with a rate per layer, for large batches."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class LARS(RatedOptimizer):
     With parameter p, gradient g, momentum buffer v, and Euclidean norms over the whole parameter::
 
         g = g + weight_decay * p
-        r = trust_coefficient * |p| / (|g| + eps)     or 1, where |p| or |g| is 0
+        r = trust_coefficient * |p| / (|g| + eps)     or 1, if |p| or |g| is 0
         v = momentum * v + lr * r * g
         p = p - v                                     or, with nesterov, p - (lr * r * g + momentum * v)
 
-    The paper divides by ``|gradient| + weight_decay * |p|``, a bound of the ``|g|`` that stands here. Without momentum there
-    is no buffer. Parameters of fewer than two dimensions (biases, scales of normalization) get neither the ratio nor the
-    decay with ``adapt_vectors=False``, the usual practice in training with large batches. The momentum and the
-    trust_coefficient by default are the paper's. Source: You, Gitman and Ginsburg, "Large batch training of convolutional
-    networks", 2017. State, of the parameter's dtype and shape: ``momentum/<initializer>``, which has the rate in it.
+    The paper divides by ``|gradient| + weight_decay * |p|``, an upper bound of ``|g|`` here. Without momentum there is no buffer.
+    With ``adapt_vectors=False``, the usual practice for large batches, parameters of fewer than two dimensions (biases, scales of
+    normalization) get neither the ratio nor the decay. The defaults of momentum and trust_coefficient are the paper's. Source:
+    You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017. State, in the parameter's dtype and shape:
+    ``momentum/<initializer>``, which includes the rate.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer, so
-            that with momentum 0 a step changes every weight by lr * trust_coefficient of its norm.
-        momentum: share of the buffer that is kept from step to step.
-        nesterov: look ahead along the buffer; needs momentum.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer: with
+            momentum 0, a step changes every weight by lr * trust_coefficient of its norm.
+        momentum: decay of the buffer per step.
+        nesterov: True to look ahead along the buffer; needs momentum.
         weight_decay: L2 penalty, added to the gradient.
-        trust_coefficient: how far a layer is trusted to move, as a share of its norm.
+        trust_coefficient: size of a layer's step, as a share of its norm.
         eps: added to the norm of the gradient.
-        adapt_vectors: whether parameters of fewer than two dimensions get the ratio and the decay too.
+        adapt_vectors: True to apply ratio and decay to parameters of fewer than two dimensions too.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or nesterov without momentum.

@@ -1,4 +1,4 @@
-"""Lion: steps along the sign of a momentum."""
+"""Lion, which steps along the sign of a momentum."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Lion(RatedOptimizer):
         p = p - lr * (sign(c) + weight_decay * p)
         m = beta2 * m + (1 - beta2) * g
 
-    Every element moves by lr, whatever its gradient: the paper takes an lr three to ten times below AdamW's and a
-    weight_decay as much above. Without a falling schedule it circles the minimum at a distance of about lr. Source, and of
-    the defaults: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
-    State, of the parameter's dtype and shape: ``momentum/<initializer>``.
+    Every element moves by lr, regardless of its gradient: the paper uses an lr three to ten times smaller than AdamW's and a
+    weight_decay larger by the same factor. Without a falling schedule Lion circles the minimum at a distance of about lr. Source,
+    and of the defaults: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+    State, in the parameter's dtype and shape: ``momentum/<initializer>``.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. The length of a step of every element.
-        betas: share of the momentum in the direction, and the share of it that is kept from step to step, each in [0, 1).
-        weight_decay: share of the weight, times lr, that is taken off at every step.
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. The length of every element's step.
+        betas: share of the momentum in the direction, and its decay per step, each in [0, 1).
+        weight_decay: share of the weight, times lr, subtracted at every step.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).

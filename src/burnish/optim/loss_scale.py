@@ -1,7 +1,7 @@
-"""The loss scale: gradients that sixteen bits would round to zero are multiplied up before the backward pass, and down after it.
+"""Loss scaling: gradients too small for sixteen bits are scaled up for the backward pass and down again afterwards.
 
-It goes around an optimizer, outermost: it sees the gradients after they were divided by the scale, and does not
-let the optimizer see a step whose gradients overflowed.
+The transform is the outermost: it gets the gradients after division by the scale, and hides steps with overflowing gradients from
+the optimizer.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ GOOD_STEPS = Slot("good_steps", per_parameter=False, of_method=False)
 SKIPPED_STEPS = Slot("skipped_steps", per_parameter=False, of_method=False)
 
 SMALLEST = float(np.finfo(np.float32).tiny)
-"""The scale is halved no further: gradients are divided by it."""
+"""Smallest scale: gradients are divided by it."""
 
 
 @dataclass(frozen=True)
 class LossScaled(Transform):
-    """An optimizer whose gradients were computed from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
+    """An optimizer whose gradients come from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
 
-    The loss is multiplied by the scale s before it is differentiated, and the gradients, in float32, are divided by it. With
-    the gradients g so obtained::
+    The loss is multiplied by the scale s before differentiation, and the gradients, in float32, are divided by it. With these
+    gradients g::
 
         any of g infinite or NaN:  parameters and optimizer state stay, skipped_steps += 1, good_steps = 0, s = s * backoff_factor
-        else:                      the optimizer's update, good_steps += 1,
+        otherwise:                 the optimizer's update, good_steps += 1,
                                    and after growth_interval good steps in a row s = s * growth_factor, good_steps = 0
 
-    s grows only to what is finite. Source of the method: Micikevicius et al., "Mixed precision training", 2018. State, beside
-    the optimizer's: ``loss_scale`` (float32), ``good_steps`` and ``skipped_steps`` (int64), scalars.
+    s grows only while it stays finite. Source of the method: Micikevicius et al., "Mixed precision training", 2018. State, in
+    addition to the optimizer's: ``loss_scale`` (float32), ``good_steps`` and ``skipped_steps`` (int64), scalars.
 
     Attributes:
-        optimizer: what updates the parameters.
-        initial: the scale of the first step.
-        growth_factor, backoff_factor: what it is multiplied by.
-        growth_interval: good steps in a row before it grows; None for a scale that never changes. Steps whose gradients overflow
-            are skipped then, too.
+        optimizer: the optimizer that updates the parameters.
+        initial: scale of the first step.
+        growth_factor, backoff_factor: factors of the scale.
+        growth_interval: number of good steps in a row before the scale grows; None for a constant scale. Steps with overflowing
+            gradients are skipped in any case.
     """
 
     slots = (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)
@@ -96,14 +96,14 @@ class LossScaled(Transform):
 
 
 def all_finite(builder: Builder, gradients: Mapping[str, Tensor], joined: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Emit whether no gradient holds an infinity or NaN: a boolean scalar.
+    """Emit True if no gradient holds an infinity or NaN: a boolean scalar.
 
-    A finite number times 0 is 0, anything else times 0 is NaN, and so is every sum with it; nothing here can overflow.
+    A finite number times 0 is 0, and an infinity or NaN times 0 is NaN, as is every sum with it; nothing here can overflow.
 
     Args:
-        builder: emits into the graph.
-        gradients: floating-point.
-        joined: emits the sum over the workers of a scalar that is 0, or NaN where a gradient is not finite.
+        builder: builder of the graph.
+        gradients: floating-point gradients.
+        joined: function that emits the sum over the workers of a scalar, which is 0, or NaN if a gradient is not finite.
     """
     sums = [builder.cast(builder.op("ReduceSum", gradient * 0, keepdims=0), ir.DataType.FLOAT) for gradient in gradients.values()]
     total = sums[0] if len(sums) == 1 else builder.op("Sum", *sums, like=sums[0])

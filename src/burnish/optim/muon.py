@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before the step, beside an optimizer for what is no matrix."""
+"""Muon: momentum with orthogonalized matrices, and another optimizer for the other parameters."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Muon(RatedOptimizer):
         x = c0 * x + (c1 * a + c2 * a²) x            ns_steps times, with a = x xᵀ and ns_coefficients = (c0, c1, c2)
         p = (1 - lr * weight_decay) * p - lr * adjustment * x
 
-    The loop is a Newton-Schulz iteration: it keeps the singular vectors of d and brings its singular values near 1. The
-    adjustment is ``sqrt(max(1, m / n))`` ("original", also None) or ``0.2 * sqrt(max(m, n))`` ("match_rms_adamw", after which a
-    rate and decay found for AdamW fit). The iteration is computed in the parameter's dtype, where PyTorch takes bfloat16: what
-    is computed then is the formula on every runtime, and runtimes for CPUs have no product of matrices in bfloat16. Where m > n
-    it multiplies from the right, by the smaller of the two Gram matrices, which gives the same x.
+    The loop is a Newton-Schulz iteration: it keeps the singular vectors of d and moves its singular values close to 1. The
+    adjustment is ``sqrt(max(1, m / n))`` ("original", also None) or ``0.2 * sqrt(max(m, n))`` ("match_rms_adamw", for rates and
+    decay tuned for AdamW). The iteration runs in the parameter's dtype, not in bfloat16 as in PyTorch: runtimes for CPUs have no
+    bfloat16 matrix product, and every runtime then computes the same formula. If m > n it multiplies from the right, with the
+    smaller of the two Gram matrices, for the same x.
 
-    Muon is made for the matrices of hidden layers. Parameters with another number of dimensions go to the optimizer ``others``,
-    whose rate is lr times others_lr_scale, whatever its own lr. With ``flatten_kernels`` kernels of convolutions, and all
-    parameters of more than two dimensions, are matrices of their first extent by the rest. Embeddings and the last layer are
-    matrices by shape; Muon's author gives them to AdamW too, which is a matter of parameter groups (``burnish.optim.groups``).
+    Muon is meant for the matrices of hidden layers. Parameters of other ranks go to the optimizer ``others``, with the rate lr
+    times others_lr_scale instead of its own. With ``flatten_kernels``, parameters of more than two dimensions, such as
+    convolution kernels, count as matrices of their first extent by the product of the others. Embeddings and the last layer are
+    matrices by shape; Muon's author uses AdamW for them too, which needs parameter groups (``burnish.optim.groups``).
 
     Sources: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
-    training", 2025. The defaults are PyTorch's. State: ``momentum/<initializer>`` of the matrix's dtype and shape (PyTorch's
+    training", 2025. The defaults are PyTorch's. State: ``momentum/<initializer>`` in the matrix's dtype and shape (PyTorch's
     ``momentum_buffer``), and the state of ``others``.
     """
 
@@ -105,7 +105,7 @@ class Muon(RatedOptimizer):
         return state
 
     def rate(self, inputs: UpdateInputs) -> tuple[Tensor, Tensors]:
-        """Emit the rate of this step in float64, once for the matrices and the other parameters."""
+        """Emit the rate of this step in float64, once for matrices and other parameters."""
         rate, following = super().rate(inputs)
         return inputs.builder.once((Muon, rate.value), lambda: double(rate)), following
 
@@ -135,7 +135,7 @@ class Muon(RatedOptimizer):
         return stepped(parameter, orthogonal, rate, keep), {MOMENTUM: momentum}
 
     def _divide(self, params: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Return the parameters that are matrices, and the other parameters."""
+        """Return the matrices, and the other parameters."""
         matrices: Tensors = {}
         rest: Tensors = {}
         for name, parameter in params.items():
@@ -153,7 +153,7 @@ class Muon(RatedOptimizer):
         return average * self.momentum + value * (1.0 - self.momentum)
 
     def _orthogonalized(self, direction: Tensor, eps: Tensor, rows: int, columns: int) -> Tensor:
-        """Emit the Newton-Schulz iteration from ``direction``; the result has its shape."""
+        """Emit the Newton-Schulz iteration from ``direction``, in its shape."""
         builder = direction.builder
         matrix = direction / builder.op("Max", cast_like(euclidean_norm(direction), direction), eps)
         flat = direction.rank != 2
@@ -164,7 +164,7 @@ class Muon(RatedOptimizer):
             transposed = builder.op("Transpose", matrix, perm=[1, 0])
             left = rows <= columns
             gram = builder.op("MatMul", matrix, transposed) if left else builder.op("MatMul", transposed, matrix)
-            # The sign keeps c2 away from the product: ONNX Runtime takes a scalar beside one into it, rounded to float32.
+            # The signs keep c2 separate: ONNX Runtime would fuse a scalar into the product, rounded to float32.
             factor = gram * c1 + -builder.op("MatMul", gram, gram) * -c2
             product = builder.op("MatMul", factor, matrix) if left else builder.op("MatMul", matrix, factor)
             matrix = matrix * c0 + product
@@ -177,7 +177,7 @@ class Muon(RatedOptimizer):
 
 
 def _extents(parameter: Tensor) -> tuple[int, int]:
-    """Return the extents of a parameter as a matrix: the first one, and the product of the rest."""
+    """Return the extents of a parameter as a matrix: the first, and the product of the others."""
     rows, *extents = known_shape(parameter)
     return rows, math.prod(extents)
 
@@ -199,21 +199,21 @@ def muon(
 
     Args:
         lr: learning rate of the matrices, the default of the program's input ``lr``; or a schedule.
-        momentum: share of the buffer that is kept from step to step, in [0, 1).
-        nesterov: look ahead along the buffer.
-        weight_decay: share of a matrix, times lr, that is taken off at every step.
-        ns_coefficients: of x, (x xᵀ) x and (x xᵀ)² x in a step of the Newton-Schulz iteration.
+        momentum: decay of the buffer per step, in [0, 1).
+        nesterov: True to look ahead along the buffer.
+        weight_decay: share of a matrix, times lr, subtracted at every step.
+        ns_coefficients: coefficients of x, (x xᵀ) x and (x xᵀ)² x in the Newton-Schulz iteration.
         ns_steps: steps of the iteration, 1 to 99.
-        eps: the least norm that a matrix is divided by, above 0.
-        adjust_lr_fn: how lr depends on the extents of a matrix: "original", "match_rms_adamw", or None for the first.
-        flatten_kernels: take parameters of more than two dimensions for matrices too.
-        others: optimizer of the parameters that are no matrices: a name, or options such as ``{"name": "adamw", "eps": 1e-6}``,
-            without a rate. Adam by default, AdamW without decay, as most of them are biases and scales. None refuses them.
-        others_lr_scale: what lr is multiplied by for them.
+        eps: smallest norm that a matrix is divided by, above 0.
+        adjust_lr_fn: dependence of lr on a matrix's extents: "original", "match_rms_adamw", or None for the first.
+        flatten_kernels: True to treat parameters of more than two dimensions as matrices too.
+        others: optimizer of the other parameters: a name, or options such as ``{"name": "adamw", "eps": 1e-6}``, without a rate.
+            The default is Adam, without weight decay because most of them are biases and scales. None refuses them.
+        others_lr_scale: factor of lr for them.
 
     Raises:
-        ConfigurationError: a negative or non-finite number, or one outside the range given here; an unknown adjust_lr_fn or
-            optimizer. At compilation: with others None, a parameter that is no matrix.
+        ConfigurationError: a negative or non-finite number, or one outside its range; an unknown adjust_lr_fn or optimizer. At
+            compilation: with others None, a parameter that is not a matrix.
     """
     return Muon(
         lr,
@@ -231,7 +231,7 @@ def muon(
 
 
 def _optimizer_of_others(others: object) -> Any:
-    """Return the optimizer of a name or options; an object is refused, as it has a rate, which would not be used."""
+    """Return the optimizer of a name or options; refuse an object, because its rate would not be used."""
     if others is None:
         return None
     if not isinstance(others, str | Mapping):

@@ -1,4 +1,4 @@
-"""NAdam: Adam with Nesterov's momentum, whose share of the past grows from step to step."""
+"""NAdam: Adam with Nesterov momentum that grows from step to step."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class NAdam(MomentOptimizer):
         v    = beta2 * v + (1 - beta2) * g²
         p    = p - lr * (μ(t + 1) / (1 - π * μ(t + 1)) * m + (1 - μ(t)) / (1 - π) * g) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016. Computed in the equivalent form where the factor of g is
-    part of the rate, and the correction of v is a scalar.
-    State: ``first_moment/<initializer>`` and ``second_moment/<initializer>``, of the parameter's dtype and shape, and the
-    float64 scalar ``momentum_product`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``mu_product``).
+    Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016. Computed in an equivalent form, with the factor of g as part
+    of the rate and a scalar correction of v.
+    State: ``first_moment/<initializer>`` and ``second_moment/<initializer>``, in the parameter's dtype and shape, and the float64
+    scalar ``momentum_product`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``mu_product``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient.
-        momentum_decay: how fast the momentum grows from half of ``betas[0]`` to the whole.
-        decoupled_weight_decay: take ``lr * weight_decay`` of the weight off instead of adding to the gradient.
+        momentum_decay: speed at which the momentum grows from half of ``betas[0]`` to all of it.
+        decoupled_weight_decay: True to subtract ``lr * weight_decay`` of the weight instead of adding to the gradient.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).

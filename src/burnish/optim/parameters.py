@@ -1,4 +1,4 @@
-"""What an optimizer may know of the parameters beside their values: what each is for, found from the graph, never from names."""
+"""Facts about parameters for optimizers, such as their role, found from the graph and never from names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Masked = Literal["no", "fixed", "changing"]
 
 
 class ParameterKind(StrEnum):
-    """What a parameter is for, told by the operator that it meets data in, and by which of its inputs."""
+    """The role of a parameter, determined by the operator that combines it with data, and the operator's input."""
 
     WEIGHT = "weight"  # multiplied and summed: of a convolution, a matrix product, a recurrent layer
     BIAS = "bias"  # added per channel, or the slope of an activation
@@ -27,18 +27,18 @@ class ParameterKind(StrEnum):
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """What is known of a parameter from the graph.
+    """Facts about a parameter, found from the graph.
 
     Attributes:
         name: initializer name.
-        shape: its extents.
-        dtype: its element type.
-        kind: what it is for.
-        depth: how many layers with weights lie on the longest way from the model's inputs to the operator that reads it, that
-            one included: 1 for the first layer; a bias or scale has the depth of the layer before it.
-        input_axes: for a weight, the axes that an output sums over; empty where there are none.
-        masked: whether a mask makes zeros of a part of it. What a ``fixed`` one masks is zero itself; of another, the gradient
-            alone tells.
+        shape: extents.
+        dtype: element type.
+        kind: role of the parameter.
+        depth: number of layers with weights on the longest path from the model's inputs to the operator that reads it, including
+            that layer: 1 for the first layer. A bias or scale has the depth of the layer before it.
+        input_axes: for a weight, the axes that an output sums over; empty if there are none.
+        masked: kind of mask that zeroes a part of it. A part masked by a ``fixed`` mask is zero itself; with ``changing`` only
+            its gradient is zero.
     """
 
     name: str
@@ -51,49 +51,49 @@ class ParameterInfo:
 
 
 Infos = Mapping[str, ParameterInfo]
-"""Initializer name -> what is known of it, for every parameter that has a gradient."""
+"""Initializer name -> facts about it, for every parameter with a gradient."""
 
 NO_WEIGHTS = "biases, normalization and other numbers for each channel as they are, and there are no others"
-"""Why an option that is for weights changes nothing."""
+"""Why an option for weights changes nothing."""
 WILDCARDS = frozenset("*?[")
-"""What makes a pattern match more than the name that it is."""
+"""Characters that make a pattern more than a name."""
 T = TypeVar("T")
 
 
 @runtime_checkable
 class NeedsInfos(Protocol):
-    """An optimizer, or a gradient transform, that has to know the parameters before it can be used."""
+    """An optimizer or gradient transform that needs facts about the parameters before use."""
 
     def bind(self, infos: Infos) -> object:
-        """Return the same with the parameters known; raise ConfigurationError where its patterns do not fit them."""
+        """Return a copy bound to the parameters; raise ConfigurationError if its patterns do not fit them."""
         ...
 
 
 @runtime_checkable
 class MayDoNothing(Protocol):
-    """An optimizer, or a gradient transform, with options that may be for none of the parameters that train."""
+    """An optimizer or gradient transform with options that may affect none of the trained parameters."""
 
     def without_effect(self, names: Collection[str]) -> list[str]:
-        """Return which options change nothing, and why, as sentences; it is bound, and these parameters train."""
+        """Return the options without an effect on the trained parameters, and why, as sentences; needs a bound object."""
         ...
 
 
 def bind(wanting: T, infos: Infos) -> T:
-    """Tell an optimizer or a gradient transform what the parameters are; ``burnish.compile`` does so.
+    """Bind an optimizer or a gradient transform to the parameters, as ``burnish.compile`` does.
 
     Args:
-        wanting: an optimizer or transform; one that needs nothing is returned as it is.
-        infos: every parameter that has a gradient.
+        wanting: an optimizer or transform; it is returned unchanged if it needs no facts.
+        infos: every parameter with a gradient.
 
     Raises:
-        ConfigurationError: a pattern that matches none of them, or a setting that does not fit.
+        ConfigurationError: a pattern matches no parameter, or a setting does not fit.
     """
     return wanting.bind(infos) if isinstance(wanting, NeedsInfos) else wanting  # type: ignore[return-value]
 
 
 @runtime_checkable
 class HoldsParameters(Protocol):
-    """An optimizer that leaves some parameters as they are."""
+    """An optimizer that does not update some parameters."""
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -107,12 +107,12 @@ def frozen_parameters(optimizer: object) -> frozenset[str]:
 
 
 def matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return the names that a shell-style pattern matches, or that it is."""
+    """Return the names that equal a shell-style pattern or match it."""
     return tuple(name for name in names if matches_pattern(name, pattern))
 
 
 class LastMatch:
-    """Tells which of many patterns is the last that matches a name, without trying those that are names themselves.
+    """Finds the last of many patterns that matches a name, with a lookup for plain names.
 
     Args:
         patterns: names, or shell-style patterns.
@@ -127,14 +127,14 @@ class LastMatch:
                 self._patterns.append((index, pattern))
 
     def __call__(self, name: str) -> int | None:
-        """Return the index of the last pattern that matches a name; None where none does."""
+        """Return the index of the last pattern that matches a name, or None."""
         last = self._names.get(name)
         matches = (index for index, pattern in reversed(self._patterns) if fnmatchcase(name, pattern))
         return max((index for index in (last, next(matches, None)) if index is not None), default=None)
 
 
 def check_matches(owner: str, pattern: str, names: Collection[str]) -> None:
-    """Raise ConfigurationError, with what comes near, for a pattern that matches none of the parameters."""
+    """Raise ConfigurationError, with similar names, for a pattern that matches no parameter."""
     if pattern in names or matching(pattern, names):
         return
     raise ConfigurationError(
@@ -144,10 +144,10 @@ def check_matches(owner: str, pattern: str, names: Collection[str]) -> None:
 
 
 def decays(owner: str, name: str, infos: Infos | None) -> bool:
-    """Whether weight decay ``on weights`` acts on a parameter: on all but biases and the parameters of normalization.
+    """True if weight decay ``on weights`` affects a parameter: all but biases and normalization parameters.
 
     Raises:
-        ConfigurationError: it is not known what the parameter is.
+        ConfigurationError: the parameter's role is unknown.
     """
     if infos is None or name not in infos:
         raise ConfigurationError(

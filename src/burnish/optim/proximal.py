@@ -1,4 +1,4 @@
-"""A proximal term: an optimizer that holds the parameters near an anchor."""
+"""A proximal term, which keeps the parameters close to an anchor."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ ANCHOR = Slot("anchor", is_anchor=True, of_method=False)
 
 @dataclass(frozen=True)
 class Proximal(Transform):
-    """An optimizer that also sees the gradient of ``mu / 2`` times the squared distance of the parameters from an anchor.
+    """An optimizer with the added gradient of ``mu / 2`` times the parameters' squared distance from an anchor.
 
     With the parameter p, its gradient g and the anchor a::
 
         g = g + mu (p - a)                       then the update of the optimizer inside
 
-    The anchor is the first value of the parameter: a model that is fine-tuned stays near the one that it was (Li et al.,
-    "Explicit inductive bias for transfer learning with convolutional networks", 2018). Federated clients set it to the
-    parameters that a round begins with (Li et al., "Federated optimization in heterogeneous networks", 2020: FedProx). The loss
-    that a step reports is without the term. State: ``anchor/<initializer>``, of the parameter's dtype and shape.
+    The anchor is the initial parameter, so a fine-tuned model stays close to the original (Li et al., "Explicit inductive bias
+    for transfer learning with convolutional networks", 2018). Federated clients set it to the parameters at the start of a round
+    (Li et al., "Federated optimization in heterogeneous networks", 2020: FedProx). The reported loss excludes the term. State:
+    ``anchor/<initializer>``, in the parameter's dtype and shape.
 
     Args:
-        optimizer: what updates.
+        optimizer: the optimizer that updates the parameters.
         mu: strength of the pull, 0 or more.
 
     Raises:
-        ConfigurationError: a negative strength, or the optimizer holds them already.
+        ConfigurationError: a negative strength, or an optimizer that is already proximal.
     """
 
     name = "proximal"

@@ -1,4 +1,4 @@
-"""RAdam: Adam that adapts the rate only once it has seen enough gradients to know their variance."""
+"""RAdam: Adam that adapts the rate only after enough gradients to estimate their variance."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class RAdam(MomentOptimizer):
         ρ∞ = 2 / (1 - beta2) - 1
         ρ  = ρ∞ - 2 * t * beta2^t / (1 - beta2^t)
         p = p - lr * m / (1 - beta1^t) * a
-        a = sqrt((ρ - 4) * (ρ - 2) * ρ∞ / ((ρ∞ - 4) * (ρ∞ - 2) * ρ)) * sqrt(1 - beta2^t) / (sqrt(v) + eps)   where ρ > 5
-        a = 1                                                                                                elsewhere
+        a = sqrt((ρ - 4) * (ρ - 2) * ρ∞ / ((ρ∞ - 4) * (ρ∞ - 2) * ρ)) * sqrt(1 - beta2^t) / (sqrt(v) + eps)   if ρ > 5
+        a = 1                                                                                                otherwise
 
     Source: Liu et al., "On the variance of the adaptive learning rate and beyond", 2020.
-    State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` (PyTorch's
+    State, in the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` (PyTorch's
     ``exp_avg``, ``exp_avg_sq``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient.
-        decoupled_weight_decay: take ``lr * weight_decay`` of the weight off instead of adding to the gradient.
+        decoupled_weight_decay: True to subtract ``lr * weight_decay`` of the weight instead of adding to the gradient.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
@@ -69,9 +69,9 @@ class RAdam(MomentOptimizer):
         return stepped(parameter, direction, scaled, keep), {FIRST_MOMENT: first, SECOND_MOMENT: second}
 
     def _rectification(self, t: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Emit whether the rate adapts at step t, and the factor of the rate: bool and float64 scalars.
+        """Emit True if the rate adapts at step t, and the factor of the rate: bool and float64 scalars.
 
-        None where it never does, because even the longest average is too short.
+        None if it never adapts, because even the longest average is too short.
         """
         beta2 = self.betas[1]
         longest = 2.0 / (1.0 - beta2) - 1.0
@@ -84,7 +84,7 @@ class RAdam(MomentOptimizer):
         adapts = builder.op("Greater", length, SHORTEST_AVERAGE)
         share = (length - 4.0) * (length - 2.0) / length * (longest / ((longest - 4.0) * (longest - 2.0)))
         one = builder.scalar(1.0, t)
-        # Selected before the root is taken: a shorter average would leave a negative number under it.
+        # Select before taking the root: the number under it is negative for a shorter average.
         return adapts, sqrt(builder.op("Where", adapts, share * left, one))
 
 

@@ -1,4 +1,4 @@
-"""The optimizers by name, and whatever a user gives for an optimizer turned into one."""
+"""The registry of optimizers, and ``get``, which accepts a name, options or an object."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from burnish.registry import Registry
 
 
 def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
-    """Return the optimizer of a name, of the options that an optimizer gave (``Optimizer.options``), or the object itself.
+    """Return the optimizer of a name, of options (``Optimizer.options``), or the object itself.
 
     Args:
-        optimizer: a name, with settings after a colon (``rmsprop:momentum=0.9,centered=true``); options; or an optimizer.
+        optimizer: a name, optionally with settings after a colon (``rmsprop:momentum=0.9,centered=true``); options; or an
+            optimizer.
 
     Raises:
         ConfigurationError: there is no optimizer of that name, or no such option.
@@ -38,7 +39,7 @@ def get(optimizer: str | Mapping[str, Any] | Optimizer) -> Optimizer:
 
 
 def slots_by_options(options: Mapping[str, Any]) -> tuple[Slot, ...]:
-    """Return what the optimizer of a program keeps, by the options that it gave; nothing of one that is a graph of its own."""
+    """Return the state slots of a program's optimizer, from its options; empty for an optimizer given as a graph."""
     is_known = options.get("name") in OPTIMIZERS or options.get("name") in OPTIMIZERS.unlisted
     return slots_of(get(options)) if is_known else ()
 
@@ -70,12 +71,12 @@ def _groups(
 
 
 def _overrides_of(value: Any, optimizer: Optimizer) -> Overrides:
-    """Return what a group of an optimizer sets, from the options that it gave."""
+    """Return the overrides of a group from an optimizer's options."""
     if value == FROZEN:
         return FROZEN
     if "name" in value:
         return get(value)  # type: ignore[return-value]  # a plain one
-    # Settings that are objects, such as schedules, are built by the optimizer that has them.
+    # The optimizer itself builds settings that are objects, such as schedules.
     settings = {key: part for key, part in value.items() if key != LR_SCALE}
     built = get({**optimizer.options(), **settings})
     return {key: getattr(built, key, part) for key, part in value.items()}
@@ -96,4 +97,4 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
         "swa": _around(swa),
     },
 )
-"""What makes each optimizer, by name; ``burnish.optim`` enters them: some hold another, and ask for it here."""
+"""Factories of optimizers by name. ``burnish.optim`` fills it in, because some optimizers look others up here."""

@@ -1,4 +1,4 @@
-"""RMSprop: the gradient over the root of its mean square, centered and with momentum where that is asked for."""
+"""RMSprop: the gradient over its root mean square, optionally centered and with momentum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEAN_GRADIENT = Slot("mean_gradient")
 class RMSprop(RatedOptimizer):
     """RMSprop, the mathematics of ``torch.optim.RMSprop``.
 
-    With parameter p, gradient g, its mean square v and, where asked for, its mean a and the momentum buffer b::
+    With parameter p, gradient g, its mean square v and, if enabled, its mean a and the momentum buffer b::
 
         g = g + weight_decay * p
         v = alpha * v + (1 - alpha) * g²
@@ -29,18 +29,18 @@ class RMSprop(RatedOptimizer):
         b = momentum * b + d
         p = p - lr * d                      or, with momentum, p - lr * b
 
-    Where rounding leaves v - a² below zero, it counts as zero. Sources: Tieleman and Hinton, "Lecture 6.5: RMSProp", Coursera,
-    2012; centered: Graves, "Generating sequences with recurrent neural networks", 2013.
-    State, of the parameter's dtype and shape: ``squared_gradient/<initializer>`` and, where asked for,
-    ``mean_gradient/<initializer>`` and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
+    If rounding makes v - a² negative, it counts as zero. Sources: Tieleman and Hinton, "Lecture 6.5: RMSProp", Coursera, 2012;
+    centered: Graves, "Generating sequences with recurrent neural networks", 2013.
+    State, in the parameter's dtype and shape: ``squared_gradient/<initializer>`` and, if enabled, ``mean_gradient/<initializer>``
+    and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        alpha: share of the mean square that is kept from step to step, in [0, 1).
+        alpha: decay of the mean square per step, in [0, 1).
         eps: added to the root of the mean square.
         weight_decay: L2 penalty, added to the gradient.
-        momentum: share of the buffer that is kept from step to step.
-        centered: divide by the deviation from the mean gradient instead of the root of the mean square.
+        momentum: decay of the buffer per step.
+        centered: True to divide by the standard deviation of the gradient instead of its root mean square.
 
     Raises:
         ConfigurationError: a negative or non-finite number, or an alpha outside [0, 1).

@@ -1,6 +1,6 @@
-"""Updates of some rows of a table: of those alone that have a gradient, and of all but those that no update changes.
+"""Updates of some rows of a table: only the rows with a gradient, and all rows but fixed ones.
 
-An example of the latter is the row of an embedding that padding selects.
+An example of a fixed row is the embedding of padding.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HeldRows = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class RowHolder(Transform):
-    """An optimizer that leaves some rows of its parameters as they are, bit for bit, and the averages of these rows too.
+    """An optimizer that leaves some rows of its parameters, and of their averages, unchanged to the bit.
 
-    The optimizer inside sees zeros there, of parameter and of gradient, so that these rows have no part in a norm or in decay.
-    It goes around all others: what chooses between an update and none need not keep the sign of a zero (ONNX Runtime's Where
-    does not).
+    The inner optimizer gets zeros for parameter and gradient there, so these rows do not affect norms or decay. The wrapper must
+    be the outermost, because operators that choose between values need not keep the sign of a zero (ONNX Runtime's Where does
+    not).
     """
 
     rows: HeldRows = field(default_factory=dict)
@@ -40,7 +40,7 @@ class RowHolder(Transform):
         return self.optimizer.name
 
     def without(self, names: Collection[str]) -> RowHolder:
-        """Return one that leaves the rows of these parameters to whoever calls it."""
+        """Return a holder that leaves the rows of these parameters to the caller."""
         return replace(self, rows={name: rows for name, rows in self.rows.items() if name not in names})
 
     def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
@@ -55,22 +55,22 @@ class RowHolder(Transform):
 
 
 def hold_rows(optimizer: Optimizer, rows: HeldRows) -> Optimizer:
-    """Return an optimizer that leaves rows as they are; see ``RowHolder``. It expects gradients of zero there.
+    """Return an optimizer that leaves rows unchanged; see ``RowHolder``. It expects gradients of zero there.
 
     Args:
-        optimizer: with the loss scale around it, where there is one.
-        rows: of parameters that it may or may not be given.
+        optimizer: the optimizer, including its loss scale.
+        rows: rows of parameters that the optimizer may or may not get.
     """
     return RowHolder(optimizer, rows) if rows else optimizer
 
 
 def held_rows_of(optimizer: Optimizer) -> HeldRows:
-    """Return the rows that an optimizer leaves as they are."""
+    """Return the rows that an optimizer leaves unchanged."""
     return optimizer.rows if isinstance(optimizer, RowHolder) else {}
 
 
 def without_rows(tensors: Mapping[str, Tensor], held: HeldRows) -> Tensors:
-    """Emit parameters or gradients with zeros in the rows that are held, whatever was there."""
+    """Emit parameters or gradients with zeros in the held rows."""
     seen = dict(tensors)
     for name, rows in held.items():
         if name in seen:
@@ -80,7 +80,7 @@ def without_rows(tensors: Mapping[str, Tensor], held: HeldRows) -> Tensors:
 
 
 def _with_rows_of(tensor: Tensor, source: Tensor, rows: Sequence[int]) -> Tensor:
-    """Emit a tensor with some rows as ``source`` has them, to the bit."""
+    """Emit a tensor with some rows of ``source``, exact to the bit."""
     builder = tensor.builder
     return _scattered(tensor, rows, builder.op("Gather", source, builder.integers(list(rows)), axis=0))
 
@@ -92,14 +92,14 @@ def _scattered(tensor: Tensor, rows: Sequence[int], updates: Tensor) -> Tensor:
 
 
 def row_form_of(optimizer: Any, name: str) -> tuple[RowForm | None, str]:
-    """Return what it comes to under an optimizer to update the rows of a parameter alone that have a gradient.
+    """Return the effect of updating only the rows of a parameter that have a gradient.
 
     Args:
-        optimizer: bound or not.
-        name: of the parameter.
+        optimizer: an optimizer, bound or not.
+        name: name of the parameter.
 
     Returns:
-        ``exact`` or ``lazy``, and what of the optimizer decides; or None, and what needs the whole parameter.
+        ``exact`` or ``lazy``, and the part of the optimizer that decides; or None, and the part that needs the whole parameter.
     """
     if isinstance(optimizer, LossScaled | RowHolder):
         return row_form_of(optimizer.optimizer, name)
@@ -114,17 +114,17 @@ def row_form_of(optimizer: Any, name: str) -> tuple[RowForm | None, str]:
 
 
 def skips_steps(optimizer: Optimizer) -> bool:
-    """Whether an optimizer skips steps whose gradients are not finite."""
+    """True if an optimizer skips steps with gradients that are not finite."""
     return isinstance(optimizer.optimizer if isinstance(optimizer, RowHolder) else optimizer, LossScaled)
 
 
 def apply_to_rows(optimizer: Optimizer, inputs: UpdateInputs, indices: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-    """Emit an update, as ``Optimizer.apply`` does, of which some parameters take part with some of their rows alone.
+    """Emit an update, as in ``Optimizer.apply``, of only some rows of some parameters.
 
     Args:
-        optimizer: updates; its formulas see the rows as if they were the parameter.
-        inputs: what it reads; of these parameters, the gradients of their rows, [n, ...].
-        indices: parameter -> its rows that have a gradient, int64 [n], each once.
+        optimizer: the optimizer, whose formulas treat the rows as the whole parameter.
+        inputs: its inputs; for these parameters, the gradients of their rows, [n, ...].
+        indices: parameter -> its rows with a gradient, int64 [n], each once.
     """
     if isinstance(optimizer, RowHolder):
         optimizer = optimizer.without(indices)
@@ -146,12 +146,12 @@ def apply_to_rows(optimizer: Optimizer, inputs: UpdateInputs, indices: Mapping[s
 
 
 def has_rows_of(slot: Iterable[Any] | None, parameter: Iterable[Any] | None) -> bool:
-    """Whether a slot of one shape has a row for each row of a parameter of another; one of its columns alone has not."""
+    """True if a slot's shape has a row for each row of its parameter; False for a slot of columns only."""
     return slot is not None and parameter is not None and next(iter(slot), None) == next(iter(parameter), None)
 
 
 def looks_across_rows(optimizer: Any, name: str) -> bool:
-    """Whether an optimizer looks, to update a row of a parameter, at the other rows that a batch reads."""
+    """True if an update of one row of a parameter depends on the other rows that a batch reads."""
     if isinstance(optimizer, LossScaled | RowHolder | Chain):
         return looks_across_rows(optimizer.optimizer, name)
     inside = optimizer.optimizer_of(name) if isinstance(optimizer, Groups) else optimizer

@@ -1,4 +1,4 @@
-"""Resilient backpropagation: steps by the signs of the gradient, each element's as long as its sign has earned."""
+"""Resilient backpropagation: steps by the sign of the gradient, with a step size per element that adapts to sign changes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ FIRST_STEP_SIZE = Slot("first_step_size", per_parameter=False)
 class Rprop(RatedOptimizer):
     """Resilient backpropagation, the mathematics of ``torch.optim.Rprop``.
 
-    With parameter p, gradient g, the gradient q of the step before, the step size s, which starts at lr, and each element by
-    itself::
+    With parameter p, gradient g, the previous gradient q, and the step size s, which starts at lr, for each element separately::
 
-        s = min(s * etas[1], step_sizes[1])              where g q > 0
-        s = max(s * etas[0], step_sizes[0]); g = 0       where g q < 0
+        s = min(s * etas[1], step_sizes[1])              if g q > 0
+        s = max(s * etas[0], step_sizes[0]); g = 0       if g q < 0
         p = p - s * sign(g)
         q = g
 
-    For gradients of whole data sets: of batches, signs change by chance. The rate is the first step size; PyTorch looks at it no
-    more, and here what a schedule makes of it later multiplies the steps: ``s * lr / s0``, with s0 the first step size, that is
-    the first rate within step_sizes. Source: Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning:
-    the RPROP algorithm", 1993, without taking steps back. State: ``previous_gradient/<initializer>`` and
-    ``step_size/<initializer>``, of the parameter's dtype and shape (PyTorch's ``prev`` and ``step_size``), zeros at first; and
-    the float64 scalar ``first_step_size``, zero before the first update.
+    It needs gradients of whole data sets: with batches, signs change by chance. The rate is the first step size. PyTorch ignores
+    later rates; here a schedule's later rates multiply the steps: ``s * lr / s0``, with s0 the first step size, the first rate
+    clipped to step_sizes. Source: Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
+    algorithm", 1993, without taking steps back. State: ``previous_gradient/<initializer>`` and ``step_size/<initializer>``, in
+    the parameter's dtype and shape (PyTorch's ``prev`` and ``step_size``), initially zeros; and the float64 scalar
+    ``first_step_size``, zero before the first update.
 
     Args:
         lr: the first step size, the default of the program's input ``lr``; or a schedule.
-        etas: factors of the step size where the sign of the gradient changes, and where it stays.
-        step_sizes: the smallest and the largest one.
+        etas: factors of the step size if the gradient's sign changes, and if it stays.
+        step_sizes: smallest and largest step size.
 
     Raises:
-        ConfigurationError: a rate that is negative or not finite, factors that are not on both sides of 1, or no range.
+        ConfigurationError: a negative or non-finite rate, factors that are not on both sides of 1, or step_sizes that are not a
+            range.
     """
 
     name = "rprop"
@@ -78,7 +78,7 @@ class Rprop(RatedOptimizer):
         is_first = builder.op("Equal", slots[FIRST_STEP_SIZE], 0.0)
         first = builder.op("Where", is_first, builder.op("Clip", rate, *self.step_sizes), slots[FIRST_STEP_SIZE])
         share = rate / first
-        # The product of gradients may vanish where that of their signs does not.
+        # Multiply signs: the product of small gradients may underflow.
         sign = builder.op("Sign", gradient)
         agreement = sign * builder.op("Sign", slots[PREVIOUS_GRADIENT])
         has_turned, goes_on = builder.op("Less", agreement, 0.0), builder.op("Greater", agreement, 0.0)

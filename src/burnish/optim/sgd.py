@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, with momentum, dampening, Nesterov's momentum and weight decay."""
+"""Stochastic gradient descent, with momentum, dampening, Nesterov momentum and weight decay."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SGD(RatedOptimizer):
         p = p - lr * v                               or, with nesterov, p - lr * (g + momentum * v)
 
     Without momentum there is no buffer and p = p - lr * g. Source of the method: Sutskever et al., "On the importance of
-    initialization and momentum in deep learning", 2013, in the form where lr multiplies the whole velocity.
-    State: ``momentum/<initializer>``, of the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
+    initialization and momentum in deep learning", 2013, with lr multiplying the whole velocity.
+    State: ``momentum/<initializer>``, in the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        momentum: share of the buffer that is kept from step to step.
-        dampening: share of the gradient that is left out of the buffer.
-        nesterov: look ahead along the buffer; needs momentum, and no dampening.
+        momentum: decay of the buffer per step.
+        dampening: share of the gradient left out of the buffer.
+        nesterov: True to look ahead along the buffer; needs momentum, and no dampening.
         weight_decay: L2 penalty, added to the gradient.
 
     Raises:
@@ -83,7 +83,7 @@ class SGD(RatedOptimizer):
     def _gain(self, step: Tensor) -> Tensor:
         """Emit the factor of the gradient: 1 at the first step, 1 - dampening afterwards; float64 scalar.
 
-        The buffer starts at zero, so that only dampening makes the first step another formula.
+        The buffer starts at zero, so only dampening makes the first step different.
         """
         builder = step.builder
         first = builder.op("Equal", step, 0)

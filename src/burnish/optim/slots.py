@@ -1,4 +1,4 @@
-"""What optimizers keep from step to step, each declared with what others have to know of it."""
+"""Slots: the state that optimizers keep from step to step, declared with the facts that other code needs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 STATE = "opt/"
-"""What the names of the optimizer's state in a program begin with."""
+"""Prefix of the optimizer's state entries in a program."""
 
 
 class Slot(str):
-    """The name of something that an optimizer keeps: ``<slot>/<initializer>`` of each parameter, or ``<slot>`` alone.
+    """The name of optimizer state: ``<slot>/<initializer>`` for each parameter, or only ``<slot>``.
 
-    An optimizer, a wrapper or a schedule lists its own as ``slots``. Of several groups, or transforms, a slot is
-    ``<slot>:<which>``.
+    An optimizer, a wrapper or a schedule lists its own as ``slots``. With several groups or transforms, the name is
+    ``<slot>:<group or transform>``.
 
     Attributes:
-        per_parameter: whether there is one for each parameter.
-        is_average: whether it is an average of the parameter, which evaluation and export may take in its place, and which every
-            worker keeps.
-        is_anchor: whether it is a value of the parameter that updates are held near, and do not change; a federated client sets
-            it to the parameter that a round begins with.
-        is_partial: whether each worker may have a part of its own; the state of the run is then the sum of these.
-        of_method: whether the formulas of the optimizer go by it and the step together: where all of these start anew, so does
-            the step. What goes around an optimizer does not.
+        per_parameter: True if there is one for each parameter.
+        is_average: True for an average of the parameter, which evaluation and export may use instead, and which every worker
+            keeps.
+        is_anchor: True for a fixed value that updates keep the parameter close to; a federated client sets it to the parameter at
+            the start of a round.
+        is_partial: True if each worker may have a separate part; the state of the run is their sum.
+        of_method: True if the optimizer's formulas depend on it together with the step: if all such slots are reset, so is the
+            step. False for wrappers of an optimizer.
     """
 
     per_parameter: bool
@@ -48,23 +48,23 @@ class Slot(str):
         return slot
 
     def entry(self, name: str = "") -> str:
-        """Return the name of the state entry that holds it, of the parameter of an initializer where each has one."""
+        """Return the name of its state entry, for the parameter of an initializer if it is per parameter."""
         return f"{STATE}{self}/{name}" if self.per_parameter else f"{STATE}{self}"
 
 
 def slot_of(entry: str, slots: Sequence[Slot] = ()) -> Slot:
-    """Return the slot of an entry of the optimizer's state: as it was declared, where it is among ``slots``."""
+    """Return the slot of an optimizer's state entry, with its declaration if ``slots`` has one."""
     name = entry.removeprefix(STATE).partition("/")[0].partition(":")[0]
     return next((slot for slot in slots if slot == name), Slot(name, per_parameter="/" in entry.removeprefix(STATE)))
 
 
 def parameter_of(entry: str) -> str | None:
-    """Return the initializer of the parameter that an entry of the optimizer's state belongs to; None for what belongs to all."""
+    """Return the initializer that an optimizer's state entry belongs to; None for state of no single parameter."""
     return entry.removeprefix(STATE).partition("/")[2] or None
 
 
 def slots_of(optimizer: Any) -> tuple[Slot, ...]:
-    """Return what an optimizer and those inside it declare, and their schedules; each once."""
+    """Return the slots of an optimizer, its inner optimizers and their schedules, each once."""
     slots: dict[Slot, None] = {}
     while optimizer is not None:
         slots |= dict.fromkeys((*getattr(optimizer, "slots", ()), *getattr(getattr(optimizer, "lr", None), "slots", ())))

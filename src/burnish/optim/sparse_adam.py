@@ -1,4 +1,4 @@
-"""SparseAdam: Adam for embedding tables of which a step reads a few rows."""
+"""SparseAdam: Adam for embedding tables of which a step reads only a few rows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from burnish.validation import check_not_negative
 
 @dataclass(frozen=True)
 class SparseAdam(RatedOptimizer):
-    """Adam in the form of ``torch.optim.SparseAdam``, made for ``burnish.compile(sparse=...)``.
+    """Adam in the form of ``torch.optim.SparseAdam``, for ``burnish.compile(sparse=...)``.
 
-    With parameter p, gradient g, moments m and v, and t = step + 1, in the rows that have a gradient::
+    With parameter p, gradient g, moments m and v, and t = step + 1, in the rows with a gradient::
 
         m = m + (1 - beta1) * (g - m)
         v = v + (1 - beta2) * (g² - v)
         p = p - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
-    Where a program keeps the gradient of a table as rows, the others stay as they are, moments too: that is what PyTorch calls
-    lazy. t counts the steps, not those that read a row. A parameter whose gradient is dense moves as a whole. Beside ``Adam`` eps
-    is added to a root that is not corrected. State: ``first_moment/<initializer>`` and ``second_moment/<initializer>``, of the
+    If a program keeps a table's gradient as rows, the other rows do not change, nor do their moments (PyTorch calls this lazy). t
+    counts all steps, not only those that read a row. A parameter with a dense gradient is updated as a whole. Unlike ``Adam``,
+    eps is added to an uncorrected root. State: ``first_moment/<initializer>`` and ``second_moment/<initializer>``, in the
     parameter's dtype and shape (PyTorch's ``exp_avg``, ``exp_avg_sq``).
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
 
     Raises:

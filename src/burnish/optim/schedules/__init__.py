@@ -1,7 +1,6 @@
-"""Learning-rate schedules, computed in the graph from ``step``: one file per family, pure builders of float64 scalars.
+"""Learning-rate schedules, computed in the graph from ``step``: pure builders of float64 scalars, one file per family.
 
-Give one as the ``lr`` of an optimizer. What an optimizer does with a rate, and who refuses a step past a schedule's end, is
-not here.
+Pass one as the ``lr`` of an optimizer. The session, not the schedule, refuses steps after a schedule's end.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ SCHEDULES: Registry[Schedule] = Registry(
 
 
 def get(schedule: str | Mapping[str, Any] | Schedule) -> Schedule:
-    """Return the schedule of a text, of the options that one gave (``Schedule.options``), or the object itself.
+    """Return the schedule of a text, of options (``Schedule.options``), or the object itself.
 
     Raises:
-        ConfigurationError: there is no schedule of that name, or no such option, or one that it needs is missing.
+        ConfigurationError: there is no schedule of that name, no such option, or a required one is missing.
     """
     if isinstance(schedule, Mapping) and "schedule" in schedule:
         schedule = {**schedule, "schedule": get(schedule["schedule"])}

@@ -1,4 +1,4 @@
-"""What schedules share: those without a state, those with an end, checks of their settings."""
+"""Base classes of schedules, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAST_END = ("error", "hold")
 
 
 class StatelessSchedule(NamedSettings):
-    """A schedule whose rate depends on the step alone; see ``burnish.optim.base.Schedule`` for the methods."""
+    """A schedule whose rate depends only on the step; see ``burnish.optim.base.Schedule`` for the methods."""
 
     @property
     def end(self) -> int | None:
@@ -40,8 +40,8 @@ class StatelessSchedule(NamedSettings):
 class EndingSchedule(StatelessSchedule):
     """A stateless schedule over a number of steps.
 
-    Whoever holds the program refuses a step past the end, unless ``past_end`` is ``hold``. The graph itself, which cannot refuse
-    anything, holds the last rate either way.
+    The holder of the program refuses steps after the end, unless ``past_end`` is ``hold``. The graph itself cannot refuse
+    anything and always holds the last rate.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class EndingSchedule(StatelessSchedule):
 
     @property
     def last(self) -> int:
-        """The step whose rate is held from then on: by default the first one past the end, where the final rate is reached."""
+        """The step whose rate is held from then on: by default the first one after the end, which has the final rate."""
         return self.steps
 
     @property
@@ -65,7 +65,7 @@ class EndingSchedule(StatelessSchedule):
 
 
 class Descent(EndingSchedule):
-    """From ``lr`` at step 0 to ``final`` at step ``steps``, the first one past the end."""
+    """A schedule from ``lr`` at step 0 to ``final`` at step ``steps``, the first one after the end."""
 
     lr: float
     final: float
@@ -76,16 +76,16 @@ class Descent(EndingSchedule):
         check_choice(self.name, "past_end", self.past_end, PAST_END)
 
     def remaining(self, step: Tensor) -> Tensor:
-        """Emit the share of the way that is left: 1 at step 0, 0 at ``steps``."""
+        """Emit the remaining share of the steps: 1 at step 0, 0 at ``steps``."""
         return (float(self.steps) - step) / float(self.steps)
 
     def descended(self, share: Tensor) -> Tensor:
-        """Emit the rate at which ``share`` of the difference to ``final`` is left; exact at both ends."""
+        """Emit the rate for a remaining ``share`` of the difference to ``final``; exact at both ends."""
         return share * (self.lr - self.final) + self.final
 
 
 def check_positive(schedule: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a finite number above 0."""
+    """Raise ConfigurationError, naming the argument, unless it is a finite number above 0."""
     for name, value in numbers.items():
         check_not_negative(schedule, **{name: value})
         if value == 0:

@@ -1,4 +1,4 @@
-"""Half a wave of the cosine, once or again and again."""
+"""Half a cosine wave, once or repeated."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from burnish.optim.schedules.base import Descent, StatelessSchedule
 from burnish.validation import check_count, check_not_negative
 
 LAST_STEP = 1 << 53
-"""Up to here float64 holds every whole number."""
+"""Largest number up to which float64 holds every whole number."""
 
 
 def half_wave(remaining: Tensor) -> Tensor:
-    """Emit (1 + cos(pi * (1 - remaining))) / 2, written as a squared sine, which keeps its digits where it is nearly zero."""
+    """Emit (1 + cos(pi * (1 - remaining))) / 2, as a squared sine, which keeps its digits close to zero."""
     sine = remaining.builder.op("Sin", remaining * (math.pi / 2))
     return sine * sine
 
@@ -32,9 +32,9 @@ class Cosine(Descent):
 
     Args:
         lr: rate of the first step.
-        steps: how many steps there are.
-        final: where it ends.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+        steps: number of steps.
+        final: rate at the end.
+        past_end: ``error`` refuses steps after the end, ``hold`` continues with ``final``.
 
     Raises:
         ConfigurationError: a negative or non-finite rate, fewer than one step, or an unknown ``past_end``.
@@ -52,7 +52,7 @@ class Cosine(Descent):
 
 @dataclass(frozen=True)
 class CosineRestarts(StatelessSchedule):
-    """In the cycle of length T = period * growth^n that begins at step s: final + (lr - final) * (1 + cos(pi * (t - s) / T)) / 2.
+    """rate(t) = final + (lr - final) * (1 + cos(pi * (t - s) / T)) / 2, in a cycle from step s of length T = period * growth^n.
 
     Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017;
     ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts``.
@@ -60,11 +60,11 @@ class CosineRestarts(StatelessSchedule):
     Args:
         lr: rate at the beginning of each cycle.
         period: steps of the first cycle.
-        growth: how many times longer each cycle is than the one before.
-        final: towards which each cycle falls.
+        growth: ratio of each cycle's length to the one before.
+        final: rate that each cycle falls towards.
 
     Raises:
-        ConfigurationError: a negative or non-finite rate, or a period or growth that is no whole number of at least 1.
+        ConfigurationError: a negative or non-finite rate, or a period or growth that is not a whole number of at least 1.
     """
 
     name = "cosine_restarts"
@@ -82,7 +82,7 @@ class CosineRestarts(StatelessSchedule):
         if self.growth == 1:
             remaining = 1.0 - double(builder.op("Mod", step, self.period)) / float(self.period)
         else:
-            # A logarithm would find the cycle too, but not reliably at its very first step.
+            # A logarithm would find the cycle too, but not reliably at its first step.
             lengths = accumulate(repeat(self.growth), lambda length, growth: length * growth, initial=self.period)
             known = [*takewhile(lambda length: length < LAST_STEP, lengths)]
             starts = builder.integers([0, *accumulate(known)])

@@ -1,4 +1,4 @@
-"""Up and down between two rates."""
+"""Cycles between two rates."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SHAPES = ("triangular", "triangular2", "exponential")
 class Cyclic(StatelessSchedule):
     """rate(t) = lr + (highest - lr) * height * amplitude.
 
-    The height rises from 0 to 1 in ``rising`` steps and falls back in ``falling``. The amplitude is 1 (``triangular``), half of
-    that of the cycle before (``triangular2``), or gamma^t (``exponential``). Source: Smith, "Cyclical learning rates for
-    training neural networks", 2017; ``torch.optim.lr_scheduler.CyclicLR``, where the last is called ``exp_range``.
+    The height rises from 0 to 1 in ``rising`` steps and falls back in ``falling``. The amplitude is 1 (``triangular``), half that
+    of the previous cycle (``triangular2``), or gamma^t (``exponential``). Source: Smith, "Cyclical learning rates for training
+    neural networks", 2017; ``torch.optim.lr_scheduler.CyclicLR``, which calls the last one ``exp_range``.
 
     Args:
-        lr: the lower rate, that of the first step.
+        lr: the lower rate, also that of the first step.
         highest: the upper rate.
         rising: steps from the lower rate to the upper.
         falling: steps back; by default as many.
         shape: ``triangular``, ``triangular2`` (each cycle half as high as the one before) or ``exponential`` (height times
             gamma^step).
-        gamma: of the shape ``exponential``, and of no other.
+        gamma: only for the shape ``exponential``.
 
     Raises:
         ConfigurationError: a negative or non-finite rate, fewer than one step, an unknown shape, a gamma that is not above 0, or
-            one that the shape does not read.
+            one that the shape does not use.
     """
 
     name = "cyclic"

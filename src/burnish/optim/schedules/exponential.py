@@ -1,4 +1,4 @@
-"""The same factor at every step."""
+"""Exponential decay by the same factor at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One over the root of the step."""
+"""Decay with the inverse square root of the step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from burnish.validation import check_count, check_not_negative
 class InverseSquareRoot(StatelessSchedule):
     """rate(t) = lr / sqrt(1 + t / timescale).
 
-    Behind a warm-up of ``timescale`` steps this is lr * sqrt(timescale / step), the schedule of Vaswani et al., "Attention is
-    all you need", 2017.
+    After a warm-up of ``timescale`` steps this is lr * sqrt(timescale / step), the schedule of Vaswani et al., "Attention is all
+    you need", 2017.
 
     Args:
         lr: rate of the first step.
-        timescale: after three times so many steps the rate is half of ``lr``. Give the length of the warm-up before it.
+        timescale: a third of the steps after which the rate is half of ``lr``; use the length of the preceding warm-up.
 
     Raises:
-        ConfigurationError: a negative or non-finite rate, or a timescale that is no whole number of at least 1.
+        ConfigurationError: a negative or non-finite rate, or a timescale that is not a whole number of at least 1.
     """
 
     name = "inverse_square_root"

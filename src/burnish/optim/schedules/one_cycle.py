@@ -18,20 +18,19 @@ SHAPES = ("cosine", "linear")
 class OneCycle(EndingSchedule):
     """From lr / initial_divisor up to lr, and down to lr / (initial_divisor * final_divisor) at the last step.
 
-    Each part is half a wave of the cosine or a straight line. With p = rising * steps, the top is at step p - 1 and the bottom
-    at steps - 1; with three phases the way down passes the initial rate at step 2p - 2. Source: Smith and Topin,
-    "Super-convergence: very fast training of neural networks using large learning rates", 2019;
-    ``torch.optim.lr_scheduler.OneCycleLR``.
+    Each part is half a cosine wave or a straight line. With p = rising * steps, the top is at step p - 1 and the bottom at steps
+    - 1; with three phases the initial rate is reached again at step 2p - 2. Source: Smith and Topin, "Super-convergence: very
+    fast training of neural networks using large learning rates", 2019; ``torch.optim.lr_scheduler.OneCycleLR``.
 
     Args:
         lr: the highest rate.
-        steps: how many steps there are; the lowest rate is that of the last.
+        steps: number of steps; the last has the lowest rate.
         rising: share of the steps on the way up, in (0, 1).
-        initial_divisor: the first rate is ``lr`` divided by it.
-        final_divisor: the last rate is the first divided by it.
+        initial_divisor: ratio of ``lr`` to the first rate.
+        final_divisor: ratio of the first rate to the last.
         shape: ``cosine`` or ``linear``.
-        three_phases: go down to the first rate in as many steps as up, and then on to the last.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with the last rate.
+        three_phases: True to go down to the first rate in as many steps as up, and then on to the last.
+        past_end: ``error`` refuses steps after the end, ``hold`` continues with the last rate.
 
     Raises:
         ConfigurationError: a number that is not above 0, a share that leaves a part without steps, an unknown ``shape`` or
@@ -79,7 +78,7 @@ class OneCycle(EndingSchedule):
         return rate
 
     def _parts(self) -> list[tuple[float, float]]:
-        """The step at which each part ends, which need not be whole, and the rate there."""
+        """Return the end of each part, a step that need not be whole, and the rate there."""
         top = float(self.rising * self.steps)
         initial = self.lr / self.initial_divisor
         back = [(2 * top - 2, initial)] if self.three_phases else []

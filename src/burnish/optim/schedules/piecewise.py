@@ -1,4 +1,4 @@
-"""Rates that stay the same for many steps: one for all of them, one between given steps, stairs."""
+"""Piecewise constant rates: one rate, rates between given steps, stairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.validation import check_count, check_not_negative
 
 @dataclass(frozen=True)
 class Constant(StatelessSchedule):
-    """rate(t) = lr. In the graph, where a plain number as ``lr`` is an input that every step may override.
+    """rate(t) = lr, fixed in the graph; a plain number as ``lr`` is instead an input that every step may override.
 
     Raises:
         ConfigurationError: a negative or non-finite rate.
@@ -38,7 +38,7 @@ class Step(StatelessSchedule):
 
     Args:
         lr: rate of the first step.
-        every: steps of one stair.
+        every: steps per stair.
         gamma: factor from stair to stair.
 
     Raises:
@@ -61,10 +61,10 @@ class Step(StatelessSchedule):
 
 @dataclass(frozen=True)
 class Piecewise(StatelessSchedule):
-    """rate(t) = rates[n], where n is how many boundaries are at most t; ``MultiStepLR`` of PyTorch with free rates.
+    """rate(t) = rates[n], with n the number of boundaries up to t; PyTorch's ``MultiStepLR`` with arbitrary rates.
 
     Args:
-        boundaries: the steps from which the next rate holds, ascending, each at least 1.
+        boundaries: the first steps of each next rate, ascending, each at least 1.
         rates: one more than there are boundaries.
 
     Raises:

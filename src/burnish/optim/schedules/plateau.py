@@ -1,4 +1,4 @@
-"""A rate that falls when a monitored figure does not get better any more."""
+"""A rate that falls when a monitored figure stops improving."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ COOLING = Slot("plateau_cooling", per_parameter=False)
 
 @dataclass(frozen=True)
 class Plateau(NamedSettings):
-    """A rate that is multiplied by ``factor`` when more than ``patience`` figures in a row were no better than the best.
+    """A rate that is multiplied by ``factor`` when more than ``patience`` figures in a row did not improve on the best.
 
-    At each step to which a finite number is given as the input ``monitored``, in this order::
+    At each step with a finite number as the input ``monitored``, in this order::
 
         better   = the first one, or monitored < best * (1 - threshold)
         best     = monitored if better
@@ -34,23 +34,23 @@ class Plateau(NamedSettings):
         rate     = max(rate * factor, lowest), if bad > patience and that changes it by more than eps
         cooling  = cooldown and bad = 0, if bad > patience
 
-    With mode ``max`` better is monitored > best * (1 + threshold); with the threshold ``abs``, best - threshold and
-    best + threshold. ``torch.optim.lr_scheduler.ReduceLROnPlateau``. The rate of a step already heeds the figure given with it.
-    Any other step, ``monitored`` being NaN or infinite, leaves everything as it is.
+    With mode ``max`` better is monitored > best * (1 + threshold); with threshold_mode ``abs`` the limits are best - threshold
+    and best + threshold. This is ``torch.optim.lr_scheduler.ReduceLROnPlateau``. A step's rate already uses the figure given with
+    it. At any other step, with ``monitored`` NaN or infinite, nothing changes.
 
     State: ``plateau_rate`` and ``plateau_best``, float64; ``plateau_seen`` (figures so far), ``plateau_bad`` and
     ``plateau_cooling``, int64; scalars.
 
     Args:
         lr: rate of the first step.
-        factor: by which the rate is multiplied, in (0, 1).
-        patience: how many figures in a row may be no better before that.
-        mode: ``min`` where less is better (a loss), ``max`` where more is (an accuracy).
-        threshold: by how much a figure must beat the best to be better.
+        factor: factor of the rate, in (0, 1).
+        patience: number of figures in a row without improvement before that.
+        mode: ``min`` if less is better (a loss), ``max`` if more is (an accuracy).
+        threshold: smallest improvement on the best figure.
         threshold_mode: ``rel``, as a share of the best, or ``abs``.
-        cooldown: how many figures after a fall are not counted as bad.
-        lowest: the rate does not fall below it.
-        eps: a fall by no more than this is left out.
+        cooldown: number of figures after a fall that do not count as bad.
+        lowest: lower bound of the rate.
+        eps: largest fall that is skipped.
 
     Raises:
         ConfigurationError: a negative or non-finite number, a factor outside (0, 1), an unknown mode.

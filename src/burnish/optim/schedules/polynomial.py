@@ -1,4 +1,4 @@
-"""A straight line from one rate to another, and powers of what is left of the way."""
+"""A linear change from one rate to another, and powers of the remaining share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Linear(Descent):
 
     Args:
         lr: rate of the first step.
-        steps: how many steps there are.
-        final: where the line ends; above ``lr`` for one that rises.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+        steps: number of steps.
+        final: rate at the end; above ``lr`` for a rising rate.
+        past_end: ``error`` refuses steps after the end, ``hold`` continues with ``final``.
 
     Raises:
         ConfigurationError: a negative or non-finite rate, fewer than one step, or an unknown ``past_end``.
@@ -34,14 +34,14 @@ class Linear(Descent):
 
 @dataclass(frozen=True)
 class Polynomial(Descent):
-    """rate(t) = final + (lr - final) * (1 - t / steps)^power; ``torch.optim.lr_scheduler.PolynomialLR`` where final is 0.
+    """rate(t) = final + (lr - final) * (1 - t / steps)^power; ``torch.optim.lr_scheduler.PolynomialLR`` if final is 0.
 
     Args:
         lr: rate of the first step.
-        steps: how many steps there are.
-        power: 1 is a straight line; above it the rate falls fast first, below it fast at the end.
-        final: where it ends.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+        steps: number of steps.
+        power: 1 is a straight line; with more the rate falls fast at first, with less fast at the end.
+        final: rate at the end.
+        past_end: ``error`` refuses steps after the end, ``hold`` continues with ``final``.
 
     Raises:
         ConfigurationError: a negative or non-finite rate, a power that is not above 0, fewer than one step, or an unknown

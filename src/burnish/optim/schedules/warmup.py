@@ -18,14 +18,14 @@ from burnish.validation import check_count, check_not_negative
 class Warmup(NamedSettings):
     """rate(t) = schedule(max(t - steps, 0)) * (start + (1 - start) * min(t / steps, 1)).
 
-    The schedule begins when the rise is over. ``torch.optim.lr_scheduler.LinearLR`` followed by the schedule in ``SequentialLR``.
-    Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+    The schedule begins after the rise. This is ``torch.optim.lr_scheduler.LinearLR`` followed by the schedule in
+    ``SequentialLR``. Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 
     Args:
-        schedule: what follows; its step 0 is the step ``steps`` of the whole.
+        schedule: the schedule that follows; its step 0 is step ``steps`` overall.
         steps: length of the rise.
-        start: rate of the first step, as a share of the schedule's first rate; by default 1 / (steps + 1), so that the rise has
-            equal steps from a rate of 0 before the first one.
+        start: rate of the first step, as a share of the schedule's first rate; by default 1 / (steps + 1), for equal steps up
+            from a rate of 0 before the first one.
 
     Raises:
         ConfigurationError: no schedule, fewer than one step, or a negative start.
@@ -71,7 +71,7 @@ class Warmup(NamedSettings):
     ) -> tuple[Tensor, Tensors]:
         rate, next_state = self.schedule.rate(builder, builder.op("Max", step - self.steps, 0), state, hyperparameters)
         to_climb = 1.0 - double(builder.op("Min", step, self.steps)) / float(self.steps)
-        # Written from the top, so that the factor is exactly 1 when the rise is over.
+        # Written from the top, so that the factor is exactly 1 after the rise.
         return rate * (1.0 - to_climb * (1.0 - self._start)), next_state
 
 
