@@ -1,7 +1,7 @@
-"""Data-parallel training: several workers train one model as one worker with the whole batch would.
+"""Data-parallel training: several workers train a model as one worker with the whole batch would.
 
-``options`` is where a session begins, ``derivation`` puts the exchanges into a graph, ``connection`` is how workers meet; each
-other module is one feature. Nothing here imports PyTorch before it is used.
+``options`` is the entry point of a session, ``derivation`` adds the exchanges to a graph, ``connection`` connects workers; each
+other module is one feature. PyTorch is imported only on use.
 """
 
 from typing import TYPE_CHECKING

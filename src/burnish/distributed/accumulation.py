@@ -26,7 +26,7 @@ from burnish.program import Role
 
 
 def accumulates(graphs: LoweredGraphs) -> bool:
-    """Return True if gradients are accumulated as the reverse pass leaves them; a chain around that needs whole ones."""
+    """Return True if gradients accumulate in the form the reverse pass produces; a chain around needs summed ones."""
     for layer in layers_of(optim.get(graphs.options["optimizer"])):
         if isinstance(layer, Accumulate):
             return layer.every > 1
@@ -53,7 +53,7 @@ def exchanging_for_updates(graphs: LoweredGraphs) -> LoweredGraphs:
 
 
 def exchange_accumulated(graph: ir.Graph) -> None:
-    """Exchange, in place, a step's accumulated gradients by their buckets, each as soon as it is added up."""
+    """Exchange, in place, a step's accumulated gradients in buckets, each as soon as it is added up."""
     join_parts(graph, accumulating=True)
     needed: dict[ir.Node, set[ir.Node]] = {}
     for mark in [node for node in graph if collectives.ALL_REDUCE_WHERE.is_of(node)]:
@@ -97,7 +97,9 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
 
 
 class AccumulatingRunner(SpreadRunner):
-    """A runner that adds up what the workers accumulated when asked for the state; ``runner`` was opened with ``part_of`` it."""
+    """A runner that adds up the workers' accumulated gradients when the state is requested; ``runner`` was opened with
+    ``part_of`` it.
+    """
 
     def __init__(
         self, runner: ProgramRunner, communicator: Communicator, accumulated: Sequence[str], state: Mapping[str, np.ndarray]
@@ -123,5 +125,5 @@ class AccumulatingRunner(SpreadRunner):
 
 
 def part_of(state: Mapping[str, np.ndarray], accumulated: Sequence[str], rank: int) -> Mapping[str, np.ndarray]:
-    """Return what a worker begins with: the first has what was accumulated, the others nothing."""
+    """Return a worker's initial state: the first has everything accumulated so far, the others zeros."""
     return state if rank == 0 else {**state, **{name: np.zeros_like(state[name]) for name in accumulated}}

@@ -1,8 +1,8 @@
 """Synchronized batch normalization: workers exchange the moments of their parts of the batch, and the sums of its gradient.
 
 With S1 = Σ dy and S2 = Σ dy (x - mean) over all workers, n their elements per channel, and r the inverse deviation: ``dx = scale
-r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. So the gradients of scale and bias need no exchange
-of their own.
+r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. The gradients of scale and bias therefore need no
+separate exchange.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from burnish.operators.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
 STATISTICS = ("mean", "rank0")
-"""How workers that normalize by different statistics agree on running ones."""
+"""Ways to agree on running statistics if the workers normalize by different ones."""
 LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 
 
@@ -57,8 +57,8 @@ def synchronize(
 ) -> bool:
     """Rewrite, in place, layers with statistics of several workers, their gradients, and running statistics.
 
-    ``updates`` has a running statistic's input by its output; with ``of_rank0`` it is rank 0's, else the average by elements.
-    ``spare`` gives scale and bias the whole batch's gradients without an exchange of their own.
+    ``updates`` maps a running statistic's output to its input. With ``of_rank0`` the statistic is rank 0's, otherwise the average
+    by elements. ``spare`` gives scale and bias the whole batch's gradients without a separate exchange.
     """
     made = _Synchronization(graph, effective_policies(graph, norm, workers), workers, spare)
     groups = dict.fromkeys(updates, workers) | (made.groups_of_statistics(updates) if of_rank0 else {})
@@ -70,7 +70,7 @@ def synchronize(
         name = output.name or ""
         if workers == 1 or (group := groups.get(name)) not in counts:
             continue
-        # In a step without samples for it, with a count of 0, a running statistic stays as it is.
+        # In a step without samples (count 0), a running statistic does not change.
         if group not in has_samples:
             has_samples[group] = builder.op("Greater", builder.tensor(counts[group].value), 0.0, shape=[1])
         before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
@@ -88,7 +88,7 @@ class _Synchronization:
     spare: bool
 
     def _group_of(self, node: ir.Node) -> int | None:
-        """How many workers a node's statistics are taken over; 0 for all, None if each has its own."""
+        """Return the number of workers that share a node's statistics; 0 for all, None if each has its own."""
         policy = self.policies[POLICY.get(node) or ""]
         if isinstance(policy, Renorm):
             return 0
@@ -101,10 +101,10 @@ class _Synchronization:
         return 1 if group is None else group or self.workers
 
     def synchronize_layers(self) -> dict[int, Tensor]:
-        """Rewrite layers; return how many elements one of the whole batch has, float64 [1], by the number of workers."""
+        """Rewrite layers; return the whole batch's number of elements, float64 [1], by the number of workers."""
         counts: dict[int, Tensor] = {}
         for node in [node for node in self.graph if semantic_operator(node) in LAYERS]:
-            # One without a policy normalizes groups of samples within a worker's part.
+            # A layer without a policy normalizes groups of samples within a worker's part.
             group = self._group_of(node) if POLICY.is_on(node) else None
             if group is not None:
                 count = self._synchronize_layer(node, group)
@@ -158,7 +158,7 @@ class _Synchronization:
         own_flow, own_products = synchronized.halves(sums, scale)
         own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
         for output, gradient in zip(node.outputs[1:], whole, strict=True) if group == 0 and self.spare else ():
-            # The sum over all workers is there already, in place of an exchange that alone reads this worker's part.
+            # The sum over all workers already exists, so an exchange that only reads this worker's part is not needed.
             users = list(output.uses())
             if len(users) == 1 and ALL_REDUCE.is_of(users[0][0]) and len(users[0][0].inputs) == 1:
                 replace_node(users[0][0], gradient)
@@ -173,7 +173,7 @@ class _Synchronization:
                 value = pending.pop()
                 name = value.name or ""
                 if value.is_graph_output() and name in updates:
-                    # Layers that share it may differ: it changes in a step in which all of them have statistics.
+                    # Layers that share it may differ: it changes only in steps with statistics for all of them.
                     groups[name] = min(groups.get(name, self.workers), self._givers(node))
                 elif value.is_graph_output():
                     raise ConfigurationError(
@@ -186,7 +186,9 @@ class _Synchronization:
         return groups
 
     def join_statistics(self, of_rank0: bool) -> dict[int, Tensor]:
-        """Exchange what running statistics take in; return how much that is of, float64 [1], by how many workers give theirs."""
+        """Exchange the updates of running statistics; return their number of elements, float64 [1], by the number of contributing
+        workers.
+        """
         counts: dict[int, Tensor] = {}
         rank = WORKER_RANK(builder=Builder(self.graph, before=next(iter(self.graph)))) if of_rank0 else None
         for node in [node for node in self.graph if SHARD_MEAN.is_of(node) or SHARD_COUNT.is_of(node)]:
@@ -208,7 +210,7 @@ class _Synchronization:
                 givers = self._givers(node)
                 gives = builder.op("Less", builder.tensor(rank.value), builder.scalar(givers, ir.DataType.INT64), shape=[])
                 one, zero = builder.cast(builder.integers([1]), DOUBLE), builder.scalar(0.0, DOUBLE)
-                # A product with 0 would let through what is not finite on another worker.
+                # A product with 0 would pass on another worker's NaN and infinities.
                 given = tuple(builder.op("Where", gives, tensor, zero, like=tensor) for tensor in (*given, one))
             means, variances, total = all_reduce(given, "average")
             counts.setdefault(givers, total)

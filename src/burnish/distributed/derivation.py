@@ -1,4 +1,4 @@
-"""From one worker's graphs to those of several: marks of values of the whole batch become exchanges."""
+"""Derivation of several workers' graphs from one worker's: marks of values of the whole batch become exchanges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from burnish.program.signature import Entry, GraphSignature, Signature
 
 @dataclass(frozen=True)
 class Distribution:
-    """The context of DISTRIBUTED; with ``accumulating``, gradients stay each worker's own in this graph."""
+    """The context of DISTRIBUTED; with ``accumulating``, gradients remain each worker's own in this graph."""
 
     entries: GraphSignature
     workers: int
@@ -81,9 +81,9 @@ def derive(
     statistics: str = "mean",
     shards: TableShards | None = None,
 ) -> LoweredGraphs:
-    """Return graphs of which that of training has the exchanges of this many workers; the given ones stay as they are.
+    """Return graphs with a training graph that has the exchanges of this many workers; the given graphs are unchanged.
 
-    They were lowered to ``Target.among_workers``. ``shards`` are the tables that are divided.
+    They must be lowered to ``Target.among_workers``. ``shards`` are the divided tables.
     """
     if not graphs.semantic:
         raise ConfigurationError(
@@ -109,9 +109,9 @@ def derive(
 
 
 def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> bool:
-    """Exchange, in place, the gradients of tables that are kept as rows; what workers have of a row is added by rank.
+    """Exchange, in place, the gradients of tables that are kept as rows; the workers' parts of a row are added in rank order.
 
-    Each gets all rows, but of the tables in ``spread`` those that it holds.
+    Each worker gets all rows, except that of tables in ``spread`` it gets only the rows it holds.
     """
     marks = [node for node in graph if ALL_REDUCE_ROWS.is_of(node)]
     held = [node for node in marks if attribute_value(node, "table", "") in spread]
@@ -142,4 +142,4 @@ DISTRIBUTED: Stage[Distribution] = Stage(
     ),
     settles=False,
 )
-"""The graph of the gradients of one worker becomes that of several: marks become exchanges."""
+"""Turns one worker's gradient graph into that of several: marks become exchanges."""

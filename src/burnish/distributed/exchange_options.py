@@ -1,6 +1,6 @@
-"""The options of how workers exchange, each declared once: ``burnish.DataParallel`` and the command line take them.
+"""The options of exchanges between workers, each declared once, for ``burnish.DataParallel`` and the command line.
 
-Nothing heavy is imported here: the help of the command line lists these options.
+Nothing heavy is imported here, because the command line's help lists these options.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from burnish.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """How workers exchange gradients, statistics and the optimizer's state; ``DataParallel`` says what each option is."""
+    """How workers exchange gradients, statistics and the optimizer's state; ``DataParallel`` documents each option."""
 
     deterministic: bool = option(
         False, help="Sum over workers in the order of their ranks, for the same bits in every run.", kind=bool

@@ -1,7 +1,7 @@
 """Rewrites of a graph's exchanges: merging, buckets of gradients, and their order.
 
-A small exchange costs its latency, so those that do not wait for each other, of one level, become one. Nothing in a step waits
-for reported figures and averaged statistics: they are one exchange at the end. Gradients travel while the reverse pass goes on.
+Latency dominates the cost of a small exchange, so independent exchanges of the same level are merged. Nothing in a step waits for
+reported figures and averaged statistics: they are one exchange at the end. Gradients are sent while the reverse pass continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from burnish.program.signature import Entry, Role
 
 LATE = frozenset({"figure", "average"})
 ALONE = frozenset({collectives.ALL_GATHER_ROWS, collectives.LOOK_UP_ROWS, collectives.SCATTER_ROWS})
-"""Exchanges of rows, made for all of their tables together."""
+"""Exchanges of rows, each already made for all of its tables together."""
 BEGINNING = frozenset({collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.ALL_REDUCE_START}) | ALONE
 """Operators that begin an exchange."""
 JOINING = frozenset(
@@ -32,7 +32,7 @@ JOINING = frozenset(
         collectives.GATHER_OWNED,
     }
 )
-"""Operators whose results are the same on every worker."""
+"""Operators with the same result on every worker."""
 
 
 def is_exchange(node: ir.Node) -> bool:
@@ -68,7 +68,7 @@ def share_exchanges(graph: ir.Graph) -> bool:
 
 
 def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[ir.Node]]:
-    """Return exchanges in order, by how many others, one after another, their operands wait for."""
+    """Return exchanges in order, by the number of successive exchanges that their operands wait for."""
     found: dict[int, list[ir.Node]] = {}
     levels: dict[ir.Value, int] = {}
     for node in graph:
@@ -104,12 +104,14 @@ def replace_by_exchanged(values: Sequence[ir.Value], results: Sequence[Tensor], 
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> bool:
-    """Replace, in place, the exchanges of gradients by one, or with ``accumulating`` ``OwnGradients``, for each bucket."""
+    """Replace, in place, the exchanges of gradients by one per bucket, or with ``accumulating`` by one ``OwnGradients`` per
+    bucket.
+    """
     nodes = list(graph)
     position: dict[ir.Node | None, int] = {None: -1, **{node: index for index, node in enumerate(nodes)}}
 
     def ready(exchange: ir.Node) -> int:
-        """The position of the node that computes the last operand."""
+        """Return the position of the node that computes the last operand."""
         return max((position[value.producer()] for value in exchange.inputs if value is not None), default=-1)
 
     exchanges = [node for node in nodes if node.domain == BURNISH_DOMAIN and attribute_value(node, "purpose", "") == "gradient"]
@@ -141,7 +143,7 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
-    """Raise ConfigurationError if one of ``outputs`` depends, without an exchange, on the inputs ``own`` of each worker."""
+    """Raise ConfigurationError if one of ``outputs`` depends, without an exchange, on a worker's ``own`` inputs."""
     differing = {value for value in graph.inputs if value.name in own}
     for node in graph:
         if semantic_operator(node) in JOINING and not attribute_value(node, "group", 0):

@@ -1,14 +1,15 @@
-"""Local steps: workers step alone for some steps, and then average their states (local SGD, DiLoCo).
+"""Local steps: workers step separately for some steps, and then average their states (local SGD, DiLoCo).
 
 Sources: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo: distributed low-communication
-training of language models", 2023. All workers begin a round with one state, and train on their own parts of the batches. With
-n_r the samples that worker r saw in the round and N their sum, every number x of the state that steps change then becomes::
+training of language models", 2023. All workers begin a round with the same state, and train on their own parts of the batches.
+With n_r the number of worker r's samples in the round and N their sum, every number x of the state that steps change then
+becomes::
 
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
-Running statistics may be rank 0's instead. Parameters under ``burnish.optim.diloco`` take an outer step, and rows that the
-program holds stay. Whole numbers and masks are those of the first worker that has taken the most steps. Random keys differ by an
-offset of the rank. If one worker had to open its graph again with fewer of its runtime's optimizations, all do in the next round.
+Running statistics may be rank 0's instead. Parameters under ``burnish.optim.diloco`` take an outer step, and held rows do not
+change. Integers and masks are those of the first worker with the most steps. Random keys differ by an offset of the rank. If a
+worker had to reopen its graph with fewer runtime optimizations, all do in the next round.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from burnish.rewriting.precision import FULL
 from burnish.rewriting.precision import get as precision_of
 
 RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
-"""Fractions of the roots of 13 and 17, which no words of seeds and streams begin with."""
+"""Fractional parts of the roots of 13 and 17; no words of seeds and streams begin with them."""
 
 
 def outer_of(program: Program) -> DiLoCo | None:
@@ -68,9 +69,9 @@ def check_local_steps(program: Program) -> None:
 
 
 class LocalSteps(SpreadRunner):
-    """A runner that steps alone, and is averaged with the others after ``every`` steps, and when the state is asked for.
+    """A runner that steps separately and averages with the others after ``every`` steps, and when the state is requested.
 
-    An empty part is a step that does nothing, and reports NaN. ``runner`` was opened with ``worker_start``.
+    A step on an empty part does nothing and reports NaN. ``runner`` was opened with ``worker_start``.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class LocalSteps(SpreadRunner):
         return {} if key is None else {key: self._runner.state_entry(key) - offset_of(self._communicator.rank)}
 
     def synchronize(self) -> None:
-        """End the round, if one has begun; all workers do so together."""
+        """End the round, if one has begun, together with all workers."""
         if not self._steps:
             return
         state = self.own_state()
@@ -191,7 +192,7 @@ def worker_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) ->
 
 
 def offset_of(rank: int) -> np.ndarray:
-    """Return how a worker's random key differs from the common one: uint32 [2], 0 for the first."""
+    """Return the difference of a worker's random key from the common one: uint32 [2], 0 for the first."""
     offset: np.ndarray = mix_array(RANK_WORDS + np.uint32(rank)) - mix_array(RANK_WORDS)
     return offset
 

@@ -1,4 +1,4 @@
-"""``DataParallel``: the options of a session of several workers, and how it opens a program."""
+"""``DataParallel``: the options of a session with several workers, and how it opens a program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from burnish.validation import is_whole
 from burnish.version import __version__
 
 AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "statistics", "synchronize_every")
-"""Options that leave the training graph as it is, and must be the same on all workers."""
+"""Options that do not affect the training graph, but must be the same on all workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +50,28 @@ class DataParallel(ExchangeOptions, PlainSettings):
         norm: policy of the batch normalization layers compiled as ``train``: ``sync`` (statistics of the whole batch),
             ``sync:<n>`` (of groups of n workers) or ``local`` (of each worker's own part). Layers with another policy keep it.
             None is ``sync``, or ``local`` with ``synchronize_every``.
-        statistics: how workers with different running statistics agree on them: ``mean``, the average over all workers, or
-            ``rank0``, those of the first worker, as in ``DistributedDataParallel``.
-        bucket_size: bytes of gradients that are exchanged at once. The exchange begins as soon as they are computed.
-        share: let batch normalization layers that do not depend on each other share one exchange.
-        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, which are summed in more.
-        deterministic: take every sum over the workers in the order of their ranks.
-        shard_optimizer: let each worker keep the optimizer state of a share of the parameters, and update only those. ``state``,
-            ``save_checkpoint`` and ``export`` of the session are then exchanges that all workers make.
-        shard_tables: let each worker keep only some rows of embedding tables and of their slots: ``auto`` for every table that
+        statistics: running statistics if the workers' differ: ``mean``, the average over all workers, or ``rank0``, those of the
+            first worker, as in ``DistributedDataParallel``.
+        bucket_size: bytes of gradients per exchange, which begins as soon as they are computed.
+        share: True to let independent batch normalization layers share an exchange.
+        compression: format in which gradients are sent: None for their own, or 16 bits, ``float16`` or ``bfloat16``; sums have
+            more bits.
+        deterministic: True to sum over the workers in rank order.
+        shard_optimizer: True to let each worker keep the optimizer state of a share of the parameters, and update only those.
+            ``state``, ``save_checkpoint`` and ``export`` of the session then become exchanges that all workers must call.
+        shard_tables: embedding tables of which each worker keeps only some rows, and their slots: ``auto`` for every table that
             the program updates by rows (``compile(sparse=...)``), or names or patterns. ``evaluate``, ``predict``, ``state``,
-            ``save_checkpoint`` and ``export`` of the session are then exchanges that all workers make.
-        synchronize_every: let workers step alone for so many steps and then average their states (local SGD; with
+            ``save_checkpoint`` and ``export`` of the session then become exchanges that all workers must call.
+        synchronize_every: number of steps that workers take separately before they average their states (local SGD; with
             ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round on all workers.
             None: all workers have the same weights after each step.
-        group: the workers: what ``burnish.distributed.join()`` returned, or a process group of ``torch.distributed``. None: the
-            workers of this run (by ``torch.distributed`` if it is initialized, else by the environment), which the session joins
-            when it opens.
+        group: the workers: the result of ``burnish.distributed.join()``, or a process group of ``torch.distributed``. None: the
+            workers of this run (from ``torch.distributed`` if it is initialized, otherwise from the environment), joined when the
+            session opens.
         communicator: another way to reach the workers, instead of ``group``.
 
     Raises:
-        ConfigurationError: an option has another value.
+        ConfigurationError: an option has an invalid value.
     """
 
     norm: str | NormPolicy | None = None
@@ -130,7 +131,7 @@ class DataParallel(ExchangeOptions, PlainSettings):
 
     @staticmethod
     def check(parallel: object) -> None:
-        """Raise ConfigurationError if ``parallel`` is neither such options nor None."""
+        """Raise ConfigurationError unless ``parallel`` is such options or None."""
         if parallel is not None and not isinstance(parallel, DataParallel):
             raise ConfigurationError(f"parallel={parallel!r}: give burnish.DataParallel(), or None to train alone")
 
@@ -148,11 +149,13 @@ class DataParallel(ExchangeOptions, PlainSettings):
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
     ) -> ProgramRunner:
-        """Open the program on an engine as this worker runs it, with the arguments of ``Engine.open``; all workers call this
-        together.
+        """Open the program on an engine as this worker's part of the run; all workers call this together.
 
-        Raises ConfigurationError if workers cannot train it or differ in it, and EngineError if the engine cannot exchange
-        values.
+        The arguments are those of ``Engine.open``.
+
+        Raises:
+            ConfigurationError: workers cannot train the program, or theirs differ.
+            EngineError: the engine cannot exchange values.
         """
         if self.synchronize_every is not None:
             check_local_steps(program)

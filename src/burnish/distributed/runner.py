@@ -1,4 +1,4 @@
-"""The base of the runners around an engine's own, for workers that hold different parts of the state."""
+"""Base of the runners that wrap an engine's runner for workers with different parts of the state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from burnish.engines.communicator import Communicator, array_of, buffer_of
 
 
 class SpreadRunner(ProgramRunner):
-    """A runner of one worker's part of the state that looks like one of the whole; all workers ask for ``state`` together."""
+    """A runner of one worker's part of the state that looks like one of the whole; all workers request ``state`` together."""
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator):
         self._runner, self._communicator = runner, communicator
-        # What others hold of the state, while this worker knows it; until the next step.
+        # The others' parts of the state, known until the next step.
         self._known: Arrays | None = None
 
     @property
@@ -30,7 +30,7 @@ class SpreadRunner(ProgramRunner):
         return self._runner.route
 
     def _spread(self) -> Collection[str]:
-        """The entries that other workers hold, or parts of them."""
+        """Return the entries held, entirely or in part, by other workers."""
         return ()
 
     def _whole(self, own: Arrays) -> Arrays:

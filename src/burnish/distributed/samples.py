@@ -1,7 +1,7 @@
-"""A worker's samples among those of the batch: their share of it, their random numbers, and parts without samples.
+"""A worker's samples among those of the batch: their share of it, their random numbers, and empty parts.
 
-An extra input says how many a worker has. Many operators have no result for none, so an empty part runs on a stand-in, and gives
-zeros to every exchange.
+An extra input has the number of a worker's samples. Many operators have no result for zero samples, so an empty part runs on a
+stand-in and contributes zeros to every exchange.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from burnish.sample_axes import sample_inputs
 
 INT64 = ir.DataType.INT64
 GUARDED = frozenset({collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.ALL_GATHER_ROWS, collectives.SCATTER_ROWS})
-"""Exchanges that a worker without samples gives zeros to, or no rows."""
+"""Exchanges to which a worker without samples contributes zeros, or no rows."""
 
 
 def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
@@ -50,7 +50,7 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 
 
 class Samples:
-    """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
+    """The samples of a step, counted at its beginning; nodes are emitted only on demand.
 
     An input has ``total`` samples in the batch, ``start`` of them before this worker's; counts are int64 [1].
     """
@@ -75,7 +75,7 @@ class Samples:
         return numbers if len(self.counted) == 1 else self._builder.op("Slice", numbers, integers([0]), integers([1]), shape=[1])
 
     def rows(self, name: str) -> Tensor:
-        """How many samples of an input this worker's graph runs on: its own, or a stand-in's."""
+        """Emit the number of samples of an input in this worker's graph: its own, or a stand-in's."""
         value, axis = self._builder.tensor(self._inputs[name]), self._axes[name]
         return self._builder.once(("rows", name), lambda: self._builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
 
@@ -115,7 +115,9 @@ def samples_entry(value: ir.Value) -> Entry:
 
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> bool:
-    """Rewrite, in place, what depends on which samples a worker has; a batch of open size gets an input for their numbers."""
+    """Rewrite, in place, nodes that depend on which samples a worker has; a batch of open size gets an input for their
+    numbers.
+    """
     samples = Samples(graph, data, workers)
     changed = bool(samples.counted)
     if workers > 1:
@@ -192,9 +194,10 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
 
 
 class PartRunner(SpreadRunner):
-    """A runner that tells the step how many samples its worker has; one without any steps on its last part that had some.
+    """A runner that passes its worker's number of samples to the step, and runs an empty part on the last nonempty one.
 
-    A worker that has had none gets another's: all say what they have in each step until one of them has had samples.
+    A worker without an earlier part gets another worker's: in each step all tell what they have, until one of them has had
+    samples.
     """
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):

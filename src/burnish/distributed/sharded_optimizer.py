@@ -1,8 +1,8 @@
 """Sharded optimizer state (ZeRO, stage 1): each worker keeps and updates only its share of the parameters.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020. A gradient is
-summed, and used, where its parameter is updated. For what depends on several workers' gradients, such as their norm, they
-exchange sums of squares.
+summed and used only on the worker that updates its parameter. For values that depend on several workers' gradients, such as their
+norm, the workers exchange sums of squares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRADIENT, NEXT = "grad:", "next:"
 
 @dataclass(frozen=True)
 class Shares:
-    """Which worker keeps what: the rank by parameter (``owners``), and the parameter by state entry of one worker (``slots``)."""
+    """The shares of the workers: rank by parameter (``owners``), and parameter by state entry held by one worker (``slots``)."""
 
     workers: int
     owners: Mapping[str, int]
@@ -44,7 +44,7 @@ class Shares:
 
 
 def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
-    """Divide parameters by bytes of gradients and state; averages, tables updated by rows and each worker's ``parts`` are not."""
+    """Divide parameters by bytes of gradients and state, except averages, tables updated by rows, and each worker's ``parts``."""
     by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
     trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
     shared: dict[str, str] = {}
@@ -64,7 +64,7 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
 
 
 def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
-    """Return what one worker runs; the signature of its step leaves out what others keep."""
+    """Return the graphs of one worker; its step's signature leaves out the other workers' entries."""
     others = shares.slots.keys() - shares.of(rank)
     step = graphs.signature["step"]
     own = replace(
@@ -109,11 +109,11 @@ def _start_of(finish: ir.Node) -> ir.Node:
 
 
 class _Plan:
-    """Which worker computes what of a step, the same on all: each value is computed by all, or by one."""
+    """The division of a step's work, the same on all workers: each value is computed by all, or by one."""
 
     def __init__(self, graph: ir.Graph, shares: Shares):
         self._graph, self._shares = graph, shares
-        # The worker that alone computes a value, and the workers that need one.
+        # The only worker that computes a value, and the workers that need a value.
         self._places: dict[ir.Value, int] = {
             value: shares.owners[shares.slots[name]] for value in graph.inputs if (name := value.name or "") in shares.slots
         }
@@ -134,11 +134,11 @@ class _Plan:
         return self._shares.owners.get(self._shares.slots.get(name, name))
 
     def scatter(self) -> None:
-        """Sum each gradient on the worker that updates its parameter; one that nobody needs is not exchanged."""
+        """Sum each gradient on the worker that updates its parameter; unneeded gradients are not exchanged."""
         for finish in [node for node in self._graph if collectives.ALL_REDUCE_FINISH.is_of(node)]:
             start = _start_of(finish)
             names = attribute_value(start, "parameters", ())
-            # Of what is not updated, but looked at, somebody has to have the sum.
+            # A gradient that is read but updates nothing still needs a worker to sum it.
             owners = [self._shares.owners.get(name, index % self._shares.workers) for index, name in enumerate(names)]
             wanted = [index for index, output in enumerate(finish.outputs) if self._wanted[output]]
             if kept := sorted(wanted, key=owners.__getitem__):
@@ -158,7 +158,7 @@ class _Plan:
             remove_node(start)
 
     def gather(self) -> None:
-        """Exchange what one worker computes and others need, in one exchange for each number of others that it waits for."""
+        """Exchange values that one worker computes and others need, in one exchange per number of exchanges to wait for."""
         conditions = self._conditions()
         exchanges: dict[tuple[int, int], list[ir.Value]] = {}
         for value, level in self._crossing().items():
@@ -173,7 +173,7 @@ class _Plan:
         self._graph.sort()
 
     def _conditions(self) -> list[_Condition]:
-        """The conditions of an update that the state alone decides, such as that enough micro-batches have been added up."""
+        """Return the conditions of an update that depend only on the state, such as a full accumulation."""
         found: dict[ir.Value, None] = {}
         for output in self._graph.outputs:
             chosen: ir.Value | None = output if (output.name or "").startswith(f"{NEXT}param/") else None
@@ -188,7 +188,7 @@ class _Plan:
         return [_Condition(self._graph, when) for when in found]
 
     def _crossing(self) -> dict[ir.Value, int]:
-        """The values that one worker computes and others need, each with how many exchanges in a row it takes."""
+        """Return the values that one worker computes and others need, each with the number of successive exchanges it takes."""
         crossing: dict[ir.Value, int] = {}
         levels: dict[ir.Value, int] = {}
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
@@ -212,7 +212,7 @@ class _Plan:
 
 
 class _Condition:
-    """A boolean scalar ``when`` that all workers know; while it is false, some values are not needed or stay as they are."""
+    """A boolean scalar ``when`` that all workers know; while it is false, some values are not needed or do not change."""
 
     def __init__(self, graph: ir.Graph, when: ir.Value):
         self.when = when
@@ -229,7 +229,7 @@ class _Condition:
         return node.op_type == "Where" and node.domain == "" and node.inputs[0] is self.when
 
     def _is_present(self, value: ir.Value | None, present: ir.Value | None, rows: Sequence[int] | None = None) -> bool:
-        """Return True if a value is then the present one of a state entry, but for ``rows``, which do not matter."""
+        """Return True if a value then equals the present one of a state entry, except in ``rows``, which do not matter."""
         if (node := producer_of(value, "ScatterND")) is not None:
             written, read = _rows_of(node), producer_of(node.inputs[2], "Gather")
             copies = read is not None and read.inputs[0] is present and _rows_of(read) == written
@@ -262,7 +262,7 @@ def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
         ends.append(done.value)
     if not gathers:
         return
-    # A worker takes part in exchanges of which it reads nothing: it waits for its own sums in the last.
+    # A worker also takes part in exchanges whose results it does not read; it waits for its own sums in the last.
     last = max(gathers, key=lambda node: attribute_value(node, "order", 0))
     last.resize_inputs(len(last.inputs) + len(ends))
     for index, end in enumerate(ends, len(last.inputs) - len(ends)):
@@ -288,7 +288,7 @@ def _is_scalar(value: ir.Value) -> bool:
 
 
 class ShardedRunner(SpreadRunner):
-    """A runner of one worker's share of the optimizer's state. ``state`` is an exchange once a step was taken."""
+    """A runner of one worker's share of the optimizer's state. After a step, ``state`` is an exchange."""
 
     def __init__(
         self,

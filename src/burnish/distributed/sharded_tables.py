@@ -1,11 +1,11 @@
-"""Sharded embedding tables: each worker holds some rows of a table and of its slots, and looks up those of others.
+"""Sharded embedding tables: each worker holds some rows of a table and of its slots, and looks up the others' rows.
 
 Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019. Worker ``r % workers``
-holds row ``r``: the rows that are read most, often the first ones, are spread. A step asks for each row that its samples look up
-once, and sends its gradient to the holder, which adds up what comes in the order of the ranks.
+holds row ``r``, so that the rows read most, often the first ones, are spread out. A step requests each row that its samples look
+up once, and sends its gradient to the holder, which adds the incoming ones in rank order.
 
-To evaluate, and to take the state, all workers act together: each first says what it is about to do. One that wants nothing
-evaluates on an earlier batch, or gives the rows that are asked for.
+Evaluation and requests for the state involve all workers: each first announces its action. A worker that wants nothing evaluates
+on an earlier batch, or sends the requested rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from burnish.settings import matches_pattern, nearest
 
 PARAMETER = "param/"
 SUMMED = ("ReduceSum", "ReduceSumSquare")
-"""Reductions that are the sum of the workers' results."""
+"""Reductions that equal the sum of the workers' results."""
 SIZES = ("Shape", "Size")
 BLOCK_BYTES = 2**26
 INT64 = ir.DataType.INT64
@@ -96,7 +96,7 @@ class TableShards:
 
 
 def look_up_rows(model: ir.Model, shards: TableShards) -> bool:
-    """Let a graph, in place, ask the workers for rows; lookups that do not depend on each other's rows are one exchange."""
+    """Let a graph, in place, request rows from the workers; independent lookups share an exchange."""
     graph = model.graph
     tables = _lookups(graph, shards)
     for nodes in by_level(graph, tables).values():
@@ -124,7 +124,7 @@ def look_up_rows(model: ir.Model, shards: TableShards) -> bool:
 
 
 def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
-    """Return the nodes that look up rows, with their tables; those that ask for a size get the whole table's."""
+    """Return the nodes that look up rows, with their tables; replace nodes that read a size by the whole table's."""
     found: dict[ir.Node, str] = {}
     tables = {f"{PARAMETER}{name}": name for name in shards.extents}
     for value in [value for value in graph.inputs if value.name in tables]:
@@ -166,7 +166,7 @@ def sum_over_workers(graph: ir.Graph, shards: TableShards) -> bool:
         elif node.op_type == "ScatterND" and node.inputs[0] is not None and node.inputs[0].name in shards.entries:
             continue  # the next value of the part of a table or of a slot
         elif any(value in partial for value in read_by(node)) and node.op_type not in SIZES:
-            # How many rows there are, only a run tells.
+            # A value with one entry per row has an open first extent.
             if all(value.shape and not isinstance(value.shape[0], int) for value in filter(is_used, node.outputs)):
                 partial.update(node.outputs)
             elif node.op_type not in SUMMED or node.domain != "" or static_shape(node.outputs[0]) is None:
@@ -224,7 +224,7 @@ class _Request(IntEnum):
 
 
 DOING = ("takes part", "has all it wants of the state", "asks for the state", "asks for '{}'", "evaluates", "predicts")
-"""Each request in words, with a place for the entry."""
+"""Each request in words, with a placeholder for the entry."""
 
 
 class SpreadTablesRunner(SpreadRunner):
@@ -263,7 +263,7 @@ class SpreadTablesRunner(SpreadRunner):
         return self._runner.predict(inputs, instead)
 
     def take_part(self) -> None:
-        """Do what another worker asks for: one evaluation or prediction, or entries of the state until it has all."""
+        """Serve another worker's requests: one evaluation or prediction, or entries of the state until it has all."""
         while True:
             request, place = self._agree(_Request.NOTHING)
             if request is _Request.STATE:
@@ -279,7 +279,7 @@ class SpreadTablesRunner(SpreadRunner):
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While this lasts, the others that take part wait for requests; they are told when it ends."""
+        """Keep the other participating workers waiting for requests, and tell them at the end."""
         self._asking += 1
         others_wait = True
         try:
@@ -372,7 +372,7 @@ def _shape_of(entry: Entry) -> tuple[int, ...]:
 
 
 def held_by(state: Mapping[str, np.ndarray], shards: TableShards, rank: int) -> HandedOver:
-    """Return what a worker holds of a state; one that is ``HandedOver`` is emptied meanwhile."""
+    """Return a worker's part of a state; a ``HandedOver`` state is emptied in the process."""
     held = HandedOver()
     take = state.pop if isinstance(state, HandedOver) else state.__getitem__
     for name in list(state):

@@ -41,11 +41,11 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Wrapping):
-    """Another loss, for which training mixes each sample with the previous one in the batch.
+    """A loss wrapper that makes training mix each sample with the previous one in the batch.
 
     Each step draws a share s from Beta(alpha, alpha), using the program's random key. MixUp (Zhang et al. 2017) gives the model
     ``s x + (1 - s) x'``. CutMix (Yun et al. 2019) copies a box of ``sqrt(1 - s)`` of height and width, around a uniform centre,
-    from x'; s is then the share of the picture that remains. With both alphas set, each step uses one of them. The loss of
+    from x'; s is then the share of the picture that remains. If both alphas are set, each step uses either method. The loss of
     classes is ``s loss(y) + (1 - s) loss(y')``, that of values and probabilities ``loss(s y + (1 - s) y')``.
 
     Evaluation and prediction mix nothing. Metrics of a training step compare with y. With several workers, each mixes its own
@@ -167,7 +167,7 @@ class Mixed(Wrapping):
         if label.dtype.is_floating_point():
             return self.loss.terms(predictions, [_added(label, rolled(label, axis), share)])
         own, other = self.loss.terms(predictions, labels), self.loss.terms(predictions, [rolled(label, axis)])
-        # The other labels are the same ones in another order, so their weights add up to the same.
+        # The other labels are a permutation of these, so their weights have the same sum.
         return tuple(
             mine._replace(total=mine.total * part + theirs.total * (1.0 - part))
             for mine, theirs in zip(own, other, strict=True)
@@ -213,7 +213,7 @@ class Mixed(Wrapping):
 
 
 def rolled(x: Tensor, axis: int = 0) -> Tensor:
-    """Emit a batch in which each sample is replaced by the one before it, and the first by the last."""
+    """Emit a batch rotated by one sample: each sample is replaced by the previous one, the first by the last."""
     builder = x.builder
     last = builder.op("Slice", x, builder.integers([-1]), builder.integers([2**31]), builder.integers([axis]))
     rest = builder.op("Slice", x, builder.integers([0]), builder.integers([-1]), builder.integers([axis]))
@@ -230,7 +230,7 @@ def _added(x: Tensor, others: Tensor, share: Tensor) -> Tensor:
 
 
 def mixed(loss: LossLike = "cross_entropy", *, mixup: float = 0.0, cutmix: float = 0.0, layout: Layout | None = None) -> Mixed:
-    """Return a loss for which training mixes samples in the graph; see ``Mixed``.
+    """Return a loss that makes training mix samples in the graph; see ``Mixed``.
 
     Args:
         loss: anything that ``get`` takes.

@@ -33,10 +33,10 @@ from burnish.losses.base import (
 
 @dataclass(frozen=True)
 class OutputLoss(LossBase):
-    """A loss that the model computes itself, as one of its outputs. Its labels are inputs of the model.
+    """The loss that one of the model's own outputs holds. Its labels are inputs of the model.
 
     Attributes:
-        output: name of the output: a scalar, or one number per sample or position, which is averaged.
+        output: name of the output: a scalar, or one number per sample or position, to be averaged.
         reduction: how the model computes a scalar: ``mean`` over the samples of the batch, or their ``sum``. It determines how
             the loss of a data set is added up from its batches.
     """
@@ -120,7 +120,7 @@ class OnnxLoss(LossBase):
         """Return the loss that reads the outputs of these names.
 
         Raises:
-            ConfigurationError: it reads none of them.
+            ConfigurationError: it reads no output.
         """
         names = [value.name or "" for value in self.model.graph.inputs]
         read = tuple(name for name in names if name in outputs)

@@ -19,7 +19,7 @@ from burnish.validation import is_whole
 class Accuracy(Quotient):
     """Share of right answers.
 
-    With class indices, a position is right if its largest score along axis 1 is the label's (the first one of equal scores);
+    With class indices, a position is right if its largest score along axis 1 is the label's (the first of equal scores);
     positions with an ignored label do not count. With probabilities of classes, as in ``cross_entropy:probabilities=true``, a
     position is right if its largest score is that of the most probable class. With yes-or-no targets, an element is right if its
     probability is on the same side of 1/2 as the target.

@@ -21,7 +21,7 @@ from burnish.models.unet import unet
 from burnish.validation import check_choice, check_count
 
 VOCABULARY, VOCABULARY_OF_GPT = 30522, 50257
-"""Tokens of the tokenizers of BERT and GPT-2."""
+"""Vocabulary sizes of the tokenizers of BERT and GPT-2."""
 TRANSFORMER, GPT = "transformer", "gpt"
 BUILDERS: dict[str, Callable[..., ir.Model]] = {
     "mlp": mlp,

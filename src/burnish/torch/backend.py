@@ -32,7 +32,7 @@ class Part:
         runs_in: ``burnish`` or ``PyTorch``.
         operators: names of the operators, in order.
         reason: why PyTorch computes them; empty for burnish's parts.
-        line: line of the user's code that the first operator comes from.
+        line: the first operator's line in the user's code.
     """
 
     graph: int
@@ -87,7 +87,7 @@ def compile_graph(
 
 
 class _Assembly:
-    """A captured graph in which segments replace the nodes that burnish computes."""
+    """A captured graph with segments instead of the nodes that burnish computes."""
 
     def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any], engine: TorchEngine, number: int, verify: bool):
         self.module = module
@@ -172,9 +172,9 @@ def _computing(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _settle_numbers(graph: fx.Graph) -> None:
-    """Replace floats that Dynamo keeps symbolic by numbers, which adds guards on them, and move batch counters to the end.
+    """Replace Dynamo's symbolic floats by numbers (this adds guards on them), and move batch counters to the end.
 
-    An ``add_`` on a tensor that nothing else reads, as when layers count their batches, may run after all other nodes.
+    An ``add_`` on a tensor with no other readers, as when layers count their batches, may run after all other nodes.
     """
     for node in list(graph.nodes):
         if node.op == "call_method" and node.target == "item" and isinstance(example_of(node), torch.SymFloat | float):
@@ -216,14 +216,14 @@ def _named(node: fx.Node) -> str:
 
 
 def _line(node: fx.Node) -> str:
-    """Return the line of the user's code that a node comes from."""
+    """Return a node's line in the user's code."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return lines[-1] if lines else ""
 
 
 def captures_recurrence(module: torch.nn.Module) -> AbstractContextManager[object]:
-    """Return the context in which Dynamo captures a module including its recurrent layers.
+    """Return a context that makes Dynamo capture a module including its recurrent layers.
 
     By default, Dynamo makes no graph of a function that calls ``torch.nn.RNN``, ``LSTM`` or ``GRU``.
     """
@@ -232,7 +232,7 @@ def captures_recurrence(module: torch.nn.Module) -> AbstractContextManager[objec
 
 
 class PartialCalls:
-    """Calls of one module of which burnish computes only a part.
+    """Calls of one module; burnish computes the parts it can.
 
     Args:
         module: the module.
@@ -254,7 +254,7 @@ class PartialCalls:
         return PartialCalls(module, self._engine, self._examples, self._verify)
 
     def made_again(self) -> tuple[Any, ...]:
-        """Return the arguments, except the module, from which a pickled wrapper is rebuilt."""
+        """Return the arguments, except the module, for rebuilding a pickled wrapper."""
         return self._examples, None, self._engine, True, self._verify
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""A report of which parts of a module burnish computes, which PyTorch, and why."""
+"""A report of the parts of a module that burnish and PyTorch compute, with reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class Break:
-    """A graph break: a line of ``forward`` at which capture ends and Python continues, such as a data-dependent branch.
+    """A graph break: capture ends at a line of ``forward`` and Python continues, as at a data-dependent branch.
 
     Attributes:
         reason: PyTorch's reason.
@@ -40,7 +40,7 @@ class Explanation:
 
     Attributes:
         parts: consecutive operators that burnish or PyTorch computes.
-        breaks: the lines at which a captured graph ends and Python continues.
+        breaks: the lines between captured graphs, run by Python.
     """
 
     parts: tuple[Part, ...]
@@ -60,7 +60,7 @@ class Explanation:
 
 
 def explain(model: torch.nn.Module, inputs: Any, engine: TorchEngine | None = None) -> Explanation:
-    """Report which parts ``torch.compile(model, backend="burnish")`` and ``wrap(..., partial=True)`` let burnish compute.
+    """Report the parts that burnish computes under ``torch.compile(model, backend="burnish")`` or ``wrap(..., partial=True)``.
 
     This calls a copy of the model twice, so the model does not change; functions that ``torch.compile`` compiled earlier in this
     process are compiled again at their next call. Recurrent layers are captured, as in ``wrap(..., partial=True)``;

@@ -236,7 +236,7 @@ class Calls:
         return Calls(self.graphs, module, self._opened)
 
     def made_again(self) -> tuple[Any, ...]:
-        """Return the arguments, except the module, from which a pickled wrapper is rebuilt."""
+        """Return the arguments, except the module, for rebuilding a pickled wrapper."""
         graphs = self.graphs
         return (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine, False, graphs.verify
 

@@ -89,7 +89,7 @@ def _point(module: torch.nn.Module, exported: ExportedModule, args: tuple[Any, .
 
 
 class Point(NamedTuple):
-    """The values at which a module is compared: its arguments as leaves, and its parameters and buffers."""
+    """The values for a comparison: a module's arguments as leaves, and its parameters and buffers."""
 
     leaves: list[Any]
     state: dict[str, torch.Tensor]
@@ -179,7 +179,7 @@ class _Verification:
         return self.called and bool(extents.doubtful({name: leaf.shape for name, leaf in named if name is not None}))
 
     def _compare(self, graph: BoundGraph, training: bool, points: Iterable[Point]) -> None:
-        """Compare at the first point at which both the module and the graph can be called."""
+        """Compare at the first point that both the module and the graph accept."""
         for point in points:
             wanted = self.called_at(point, training)
             if wanted is None:
@@ -313,7 +313,7 @@ class _Verification:
         )
 
     def _where(self, point: Point, training: bool) -> str:
-        """Describe the first node whose value differs, or report that PyTorch's trace itself differs."""
+        """Describe the first node with a different value, or report that PyTorch's trace itself differs."""
         try:
             _, leaves = _leaves_of(point)
             args, kwargs = pytree.tree_unflatten([_detached(leaf) for leaf in leaves], self.exported.inputs.spec)
@@ -417,13 +417,13 @@ def verify_segment(
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Enable gradients, isolated from whatever is recorded outside."""
+    """Enable gradients, isolated from any recording outside."""
     with torch.inference_mode(False), torch.enable_grad(), all_autocast_off(), saved_apart():
         yield
 
 
 def saved_apart() -> AbstractContextManager[object]:
-    """Hide tensors saved for backward passes from the surrounding code: a checkpoint would count them."""
+    """Return a context that hides saved tensors from the surrounding code: a checkpoint would count them."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor.detach(), tensor._version), _unchanged)
 
 
@@ -462,7 +462,7 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
 
 
 def _without_dropout(model: ir.Model | None) -> ir.Model | None:
-    """Return a copy of a model with dropout off, except dropout of everything; a model without dropout is returned as it is."""
+    """Return a copy of a model with dropout off, except dropout of everything; return a model without dropout itself."""
     if model is None or not any(map(_drops, model.graph.all_nodes())):
         return model
     model = model.clone()
@@ -670,7 +670,7 @@ def _shuffled(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _first_difference(
     model: ir.Model, values: Mapping[str, Any], places: Mapping[str, str], inputs: Mapping[str, torch.Tensor], engine: TorchEngine
 ) -> str:
-    """Describe the first place at which a model (without batch statistics and dropout) differs from PyTorch."""
+    """Describe the first difference between a model (without batch statistics and dropout) and PyTorch."""
     known = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     graph = model.graph
     present = {value.name for value in graph.outputs}

@@ -1,1 +1,1 @@
-"""How workers meet, how numbers get from one to another, and what happens when one is gone. Nothing here knows graphs."""
+"""Connections of workers: how they meet, exchange numbers, and detect a lost worker. Nothing here depends on graphs."""

@@ -1,7 +1,7 @@
-"""Communicators: how an engine reaches the other workers. Also sums in the order of the ranks, and gradients in 16 bits.
+"""Communicators, through which an engine reaches the other workers; also sums in rank order, and 16-bit gradients.
 
-For an ordered sum each worker gets a part of the buffer from all others, adds it up in the order of the ranks, and gives the
-result to all: ``2 (W - 1) / W`` of the buffer travels, as in a ring.
+For an ordered sum each worker gets a part of the buffer from all others, adds it up in rank order, and sends the result to all:
+``2 (W - 1) / W`` of the buffer is sent, as in a ring.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import torch
 
 TOP_EXPONENT = 15
-"""A row of float16 is scaled so that its largest element is in [2^14, 2^15): none overflows, even by rounding."""
+"""A float16 row is scaled to have its largest element in [2^14, 2^15), so that none overflows, even by rounding."""
 EXPONENTS = (-100, 128)
-"""The bounds of that scaling: the factor itself must be a float32."""
+"""Bounds of that scaling: the factor itself must be a float32."""
 
 
 class GroupCommunicator:
-    """The workers of a group, and again for exchanges of ``gradients``, which a layer's statistics do not wait for."""
+    """The workers of a group, with a second connection for ``gradients``, so that statistics of layers do not wait for them."""
 
     def __init__(self, group: ProcessGroup, gradients: ProcessGroup | None = None):
         self.rank, self.size = group.rank, group.world_size
@@ -72,7 +72,7 @@ class GroupCommunicator:
 
 
 class Encoding:
-    """How rows of numbers travel, [rows, n] ``encoded`` as [rows, m]: here, as they are."""
+    """The form in which rows of numbers are sent, [rows, n] ``encoded`` as [rows, m]; the base class leaves them unchanged."""
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -82,17 +82,17 @@ class Encoding:
 
 
 class BFloat16(Encoding):
-    """Rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
+    """Rounded to bfloat16: the range of float32, and a relative error of up to 2^-8."""
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.bfloat16()
 
 
 class Float16(Encoding):
-    """Rounded to float16, each row times a power of two that travels with it.
+    """Rounded to float16, with a power of two per row that is sent with it.
 
-    The error is up to 2^-11 of a number that is at least 2^-29 of the largest in its row, else 2^-39 of that. NaN and infinities
-    stay.
+    The relative error is up to 2^-11 for numbers of at least 2^-29 times the row's largest; smaller ones have an error of up to
+    2^-39 times the largest. NaN and infinities are preserved.
     """
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16
 
 
 class OrderedSums:
-    """A communicator that sums in the order of the ranks: everything if ``deterministic``, else gradients that are compressed."""
+    """A communicator that sums in rank order: everything if ``deterministic``, otherwise only compressed gradients."""
 
     def __init__(self, communicator: Communicator, *, deterministic: bool = True, compression: Encoding | None = None):
         self.rank, self.size = communicator.rank, communicator.size
@@ -202,7 +202,7 @@ def _wide(buffer: torch.Tensor) -> torch.dtype:
 
 
 class ArrayCommunicator:
-    """The other workers, reached by two functions of numpy arrays: MPI, Horovod, a library of your own. It needs no PyTorch.
+    """The other workers, reached by two functions of numpy arrays (MPI, Horovod, your own library), without PyTorch.
 
     ``burnish.DataParallel(communicator=ArrayCommunicator(...))``. With Horovod::
 
@@ -210,18 +210,19 @@ class ArrayCommunicator:
             hvd.rank(), hvd.size(), lambda array: hvd.allreduce(array, op=hvd.Sum), lambda array: hvd.allgather(array[None])
         )
 
-    Every worker calls them in the same order, with arrays of one dtype and shape. All must get a sum with the same bits.
+    Every worker calls them in the same order, with arrays of the same dtype and shape. A sum must have the same bits on all
+    workers.
 
     Args:
-        rank: of this worker, from 0.
-        size: how many workers there are.
+        rank: rank of this worker, from 0.
+        size: number of workers.
         all_reduce: returns the sum of an array over the workers.
-        all_gather: returns the arrays of all workers, [workers, ...], in the order of their ranks.
-        part: given a number of consecutive ranks, returns the communicator of those with this worker, for ``norm="sync:<n>"``.
-            None: all workers exchange what is meant for some, which takes more bytes.
+        all_gather: returns the arrays of all workers, [workers, ...], in rank order.
+        part: given a number of consecutive ranks, returns the communicator of the part with this worker, for ``norm="sync:<n>"``.
+            None: all workers take part in exchanges of some, which sends more bytes.
 
     Raises:
-        ConfigurationError: a rank that is none of the workers'.
+        ConfigurationError: the rank is not a worker's.
     """
 
     takes_arrays = True
@@ -272,7 +273,7 @@ class ArrayCommunicator:
         return _section(buffer, sizes, self.rank), self.all_reduce(buffer, channel=channel)
 
     def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> None:
-        """Return None, as ``shared_rows``: the numbers may lie anywhere."""
+        """Return None, like ``shared_rows``: the numbers need no shared memory."""
 
     def shared_rows(self, count: int, *, channel: str = "") -> None: ...
 
@@ -306,10 +307,10 @@ def _like(buffer: Any, array: np.ndarray) -> Any:
 def mpi(communicator: Any = None) -> ArrayCommunicator:
     """Return the workers of an MPI run, for ``burnish.DataParallel(communicator=burnish.distributed.mpi())``.
 
-    Run with ``mpiexec -n 4 python script.py``. Needs mpi4py and no PyTorch: train on ``engine="onnxruntime"``.
+    Run with ``mpiexec -n 4 python script.py``. This needs mpi4py but no PyTorch: train with ``engine="onnxruntime"``.
 
     Args:
-        communicator: of mpi4py; None is ``MPI.COMM_WORLD``.
+        communicator: a communicator of mpi4py; None is ``MPI.COMM_WORLD``.
 
     Raises:
         EngineError: mpi4py is not installed, or finds no MPI.

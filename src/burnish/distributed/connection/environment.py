@@ -13,16 +13,16 @@ from burnish.installing import install_command
 from burnish.settings import is_natural_text
 
 FOLDER = "BURNISH_MEETING"
-"""The variable with the folder in which workers of ``burnish train --workers`` meet."""
+"""Environment variable with the folder in which workers of ``burnish train --workers`` meet."""
 LAUNCHERS = (
     ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
-"""For each launcher: the number of workers, this one's rank, and its rank on its machine."""
+"""For each launcher: the number of workers, this worker's rank, and its rank on its machine."""
 _MPI = (LAUNCHERS[1][0], LAUNCHERS[2][0])
-# Slurm gives no port: each step of a job takes one by its numbers, as far from each other as jobs of one machine are.
+# Slurm gives no port: each step derives one from the numbers of job and step, spaced so that jobs rarely collide.
 _SLURM_PORTS = range(20000, 30000)
 _STEPS = 16
 _from_mpi: tuple[str, int] | None = None
@@ -84,7 +84,7 @@ def is_worker() -> bool:
 
 
 def written() -> tuple[str, str, str]:
-    """Return the number of workers, the rank and the local rank as the launcher wrote them; "", "0" and "0" without one."""
+    """Return the number of workers, the rank and the local rank as text from the launcher; "", "0" and "0" without one."""
     names = _launcher()
     if names is None:
         return "", "0", "0"
@@ -106,7 +106,7 @@ def _address(launcher: str, rank: int) -> tuple[str, int]:
 
 
 def _address_by_mpi(rank: int) -> tuple[str, int]:
-    """Let rank 0 tell the others by MPI where it will listen; once, as all of them call it."""
+    """Let rank 0 send the others its address by MPI; only once, because all ranks must take part."""
     global _from_mpi
     if _from_mpi is not None:
         return _from_mpi

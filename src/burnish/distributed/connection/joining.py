@@ -29,11 +29,11 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACKS = {"linux": "lo", "darwin": "lo0"}
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.2
-# How much longer than asked a connection may take: the library waits without an end for what accepts it and is silent.
+# Extra time for a connection: the library waits forever for a silent peer.
 _SILENT_SECONDS = 3.0
 _SIOCGIFADDR = 0x8915
 
-# The server of a store lives in the process of rank 0 until that ends: others may still ask it. C++ does not keep it alive.
+# Keeps the store's server alive until rank 0's process ends, because others may still ask it; C++ does not.
 _stores: dict[str, Any] = {}
 _meetings: Counter[str] = Counter()
 _joined: ProcessGroup | None = None
@@ -50,25 +50,25 @@ def join(
 ) -> ProcessGroup:
     """Join the other workers of the run, over ``torch.distributed``.
 
-    Without a group, and unless ``torch.distributed`` is initialized, the environment says who they are: that of torchrun
-    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), srun, or mpirun, which needs mpi4py unless
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are set. burnish then initializes ``torch.distributed``, and ``close`` ends it.
+    Without a group, and unless ``torch.distributed`` is initialized, the environment identifies them: that of torchrun (``RANK``,
+    ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), srun, or mpirun, which needs mpi4py unless ``MASTER_ADDR``
+    and ``MASTER_PORT`` are set. burnish then initializes ``torch.distributed``, and ``close`` ends it.
 
     Args:
         device: ``cpu``, or ``cuda`` (NCCL; each worker uses the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
         group: a process group of ``torch.distributed``; None is its default group, if there is one.
-        timeout: seconds that an exchange may take, and that a worker may be silent.
-        first_contact: seconds to wait for the others to come.
-        share_memory: let workers of one machine exchange through memory. If one of them says False, or has
-            ``BURNISH_SHARED_MEMORY=off`` in its environment, ``torch.distributed`` carries everything.
+        timeout: seconds until an exchange, or a silent worker, counts as failed.
+        first_contact: seconds to wait for the others.
+        share_memory: True to let workers of one machine exchange through memory. If one of them passes False, or has
+            ``BURNISH_SHARED_MEMORY=off`` in its environment, all exchanges use ``torch.distributed``.
 
     Returns:
-        The group, of one worker if no launcher started several. A process that has joined and not left gets the same one again.
+        The group, with one worker if no launcher started several. A process that has already joined gets the same one again.
 
     Raises:
-        ConfigurationError: the environment is incomplete or contradicts itself, others may enter the folder, a time is not
+        ConfigurationError: the environment is incomplete or contradictory, other users can enter the folder, a time is not
             positive, or this process is not in ``group``.
-        EngineError: PyTorch is missing, or lacks what the device needs.
+        EngineError: PyTorch is missing, or lacks support for the device.
         WorkerError: the others did not come, or cannot be reached.
     """
     for name, seconds in {"timeout": timeout, "first_contact": first_contact}.items():
@@ -181,7 +181,7 @@ def _own_device(device: str, local_rank: int) -> str:
 
 def _meet(place: Place, first_contact: float) -> store.Meeting:
     until = time.monotonic() + first_contact
-    # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
+    # Workers of one run join equally often; the number keeps a meeting apart from earlier ones.
     key = place.address
     _meetings[key] += 1
     number = str(_meetings[key])
@@ -200,7 +200,7 @@ def _meet(place: Place, first_contact: float) -> store.Meeting:
             run, locations = _gathered(store.TorchStore(_stores[key]), number, place, until, first_contact, key)
             break
         except OSError as error:
-            # The store was that of a run that has come to its end: rank 0 of this one is about to come.
+            # The store belonged to an ended run; rank 0 of this run has not started its own yet.
             _stores.pop(key, None)
             if time.monotonic() > until:
                 raise _not_reached(place, first_contact, error) from error
@@ -210,13 +210,13 @@ def _meet(place: Place, first_contact: float) -> store.Meeting:
 
 
 def _meet_in_group(group: Any, first_contact: float) -> store.Meeting:
-    # A group that is written in Python does not tell its name and store itself.
+    # A group implemented in Python does not expose its name and store.
     known = torch_distributed().distributed_c10d
     hall = known._get_process_group_store(group)
     place = Place(group.rank(), group.size())
     address = f"the process group '{known._get_process_group_name(group)}'"
     try:
-        # The store counts, as a process may be of several groups.
+        # The store does the counting, because a process may belong to several groups.
         number = f"burnish.{hall.add(f'burnish.meetings/{place.rank}', 1)}"
         until = time.monotonic() + first_contact
         run, locations = _gathered(store.TorchStore(hall), number, place, until, first_contact, address)
@@ -231,10 +231,11 @@ def _meet_in_group(group: Any, first_contact: float) -> store.Meeting:
 def _gathered(
     hall: store.Store, number: str, place: Place, until: float, seconds: float, address: str
 ) -> tuple[str, list[store.Location]]:
-    """Wait until all workers have come; return the run's name, and where they are, by rank.
+    """Wait until all workers have come; return the run's name, and their locations by rank.
 
-    A store may hold what other runs left, so each worker enters a token, and again under rank 0's, which answers with a new name;
-    of two of one rank the later counts. (A number of starts would not do: each agent of torchrun counts its own.)
+    A store may hold entries of other runs. Each worker therefore enters a random token, and enters it again under rank 0's token;
+    rank 0 answers with a new name. If two workers have the same rank, the later one counts. (A count of starts would not work:
+    each agent of torchrun counts its own.)
     """
     token = secrets.token_hex(16)
     hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(store.Location.own()), place.world_size]))
@@ -246,7 +247,7 @@ def _gathered(
         if place.rank == 0:
             hall.add(f"{number}/{token}/looks", 1)
         if first is not None and first[2] != place.world_size:
-            # One that looks no more is of an earlier run, when there were more or fewer workers.
+            # A rank 0 that no longer looks belongs to an earlier run with another number of workers.
             count = hall.add(f"{number}/{first[0]}/looks", 0)
             if looks.setdefault(first[0], count) != count:
                 raise _refused(place, address, f"it is one of {place.world_size} workers, and rank 0 of {first[2]}")
@@ -289,9 +290,10 @@ def _entry(hall: store.Store, number: str, rank: int) -> list[Any] | None:
 
 
 def _use_interface(meeting: store.Meeting, place: Place) -> None:
-    """Let backends use the loopback on one machine, else the interface that leads to the store; what the user sets stays.
+    """Let backends use the loopback on a single machine, otherwise the interface that leads to the store, unless the user set
+    one.
 
-    Gloo itself takes what the machine's name resolves to, often a loopback that no other machine reaches.
+    Gloo's default is the address of the host name, often a loopback that other machines cannot reach.
     """
     if len({location.system for location in meeting.locations}) == 1:
         for variable in INTERFACES if sys.platform in LOOPBACKS else ():
@@ -324,7 +326,7 @@ def _open(place: Place, seconds: float, first_contact: float) -> Any:
     try:
         if not is_server:
             _wait_for_listener(place, time.monotonic() + seconds)
-        # A connection to what never answers blocks for ever: its thread is left to itself.
+        # A connection to a silent peer blocks forever, so it runs in a thread that can be abandoned.
         threading.Thread(target=open_store, name="burnish-open", daemon=True).start()
         return outcome.result(seconds + _SILENT_SECONDS)
     except TimeoutError as error:

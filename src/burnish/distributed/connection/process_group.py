@@ -1,7 +1,7 @@
-"""The workers of a run and what they exchange, with a name in every error and an end to every wait.
+"""The workers of a run and their exchanges; every exchange has a name in errors and a timeout.
 
-Workers of one machine exchange by ``shared_memory``, else by ``Backends``; those of several machines within each first, then
-between its first workers. Sums are then in the order of the ranks, with the same bits for the same layout. Nothing is pickled.
+Workers of one machine exchange by ``shared_memory``, others by ``Backends``; with several machines, first within each machine,
+then between the first workers. Sums are then in rank order, with the same bits for the same layout. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from burnish.validation import is_whole
 if TYPE_CHECKING:
     import torch
 
-# By how much an exchange outlasts its time, so that who is late is found out before it ends by itself.
+# Time that an exchange runs beyond its timeout, so that late workers are identified first.
 GRACE_SECONDS = SEARCH_SECONDS + 1
-# How often the store is asked for what others tell by it.
+# Interval of polling the store.
 ASK_SECONDS = 0.002
 OPERATIONS = ("sum", "min", "max")
 SMALL_BYTES = 2**15
-"""Up to here, what a worker gives to some goes to all: one exchange in place of two, where latency is the cost."""
+"""Up to this size, parts for single workers go to all: one exchange instead of two, because latency dominates."""
 
 
 class ProcessGroup:
-    """Workers that exchange tensors: all of a run, or some of them (``split``). ``burnish.distributed.join`` makes one.
+    """Workers that exchange tensors: all of a run, or some of them (``split``), created by ``burnish.distributed.join``.
 
-    All workers call its methods in the same order. These raise WorkerError if a worker is gone or late; ``name`` is for messages.
+    All workers call its methods in the same order. The methods raise WorkerError if a worker is gone or late; ``name`` is for
+    messages.
 
     Attributes:
-        rank: of this worker, from 0 to ``world_size`` - 1.
+        rank: rank of this worker, from 0 to ``world_size`` - 1.
         world_size: number of workers.
-        device: where tensors are exchanged: ``cpu``, or this worker's GPU.
-        timeout: seconds that an exchange may take.
-        patience: seconds for what takes longer: the first contact, a checkpoint that rank 0 writes.
+        device: device of the exchanged tensors: ``cpu``, or this worker's GPU.
+        timeout: timeout of an exchange, in seconds.
+        patience: timeout of slower events, in seconds: the first contact, a checkpoint that rank 0 writes.
     """
 
     def __init__(
@@ -74,17 +75,17 @@ class ProcessGroup:
         self._groups: list[ProcessGroup] = []
         self._watch: Watch | None = None
         if meeting is not None:
-            # A wait on GPUs blocks a thread within the driver; those on CPUs look up.
+            # A wait on GPUs blocks inside the driver and must be aborted; waits on CPUs poll.
             self._watch = Watch(meeting, rank, timeout, None if device == "cpu" else self._abort_all)
             atexit.register(self.close)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> torch.Tensor:
-        """Replace ``tensor``, contiguous and alike on all workers, by its ``sum``, ``min`` or ``max``; returns it."""
+        """Replace ``tensor``, contiguous and of the same form on all workers, by its ``sum``, ``min`` or ``max``; return it."""
         self.begin_all_reduce(tensor, operation, name=name).wait()
         return tensor
 
     def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending:
-        """Begin ``all_reduce``; ``tensor`` has the result once ``wait`` has returned."""
+        """Begin ``all_reduce``; ``tensor`` has the result after ``wait``."""
         if operation not in OPERATIONS:
             raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
         if self.world_size == 1:
@@ -97,7 +98,7 @@ class ProcessGroup:
         return self._begin(lambda backends: backends.all_reduce(tensor, operation), f"all-reduce of {name}", tensor)
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
-        """Return the tensors of all workers, of one shape and dtype, in the order of their ranks."""
+        """Return the tensors of all workers, of the same shape and dtype, in rank order."""
         return list(self.all_gather_rows(tensor, name=name).unbind())
 
     def all_gather_rows(self, tensor: torch.Tensor, *, name: str = "values") -> torch.Tensor:
@@ -113,7 +114,7 @@ class ProcessGroup:
     def begin_all_to_all(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
     ) -> tuple[torch.Tensor, Pending]:
-        """Begin to give each worker a row, or with ``sizes`` a part, of ``tensor``; returns what they give, [workers, ...]."""
+        """Begin to send each worker a row, or with ``sizes`` a part, of ``tensor``; return the received ones, [workers, ...]."""
         if self.world_size == 1:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         gives = [tensor[0].numel()] * self.world_size if sizes is None else list(sizes)
@@ -122,7 +123,7 @@ class ProcessGroup:
         return received, self._begin_all_to_all(received, tensor, [gives] * self.world_size, name)
 
     def all_to_all_uneven(self, tensor: torch.Tensor, sizes: Sequence[Sequence[int]], *, name: str = "values") -> torch.Tensor:
-        """Exchange parts of vectors; ``sizes`` says for each worker how many elements it gives to each, in order."""
+        """Exchange parts of vectors; ``sizes`` has the number of elements that each worker sends to each, in order."""
         if self.world_size == 1:
             return tensor.clone()
         import torch
@@ -148,7 +149,7 @@ class ProcessGroup:
         return self._begin(lambda backends: backends.all_to_all(received, gets, tensor, gives), f"all-to-all of {name}", tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
-        """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
+        """Replace ``tensor`` by the one of rank ``source``, of the same shape and dtype; return it."""
         if isinstance(carrier := self._carrier(tensor), Memory):
             carrier.broadcast(tensor, source, name)
         elif self.world_size > 1:
@@ -156,7 +157,7 @@ class ProcessGroup:
         return tensor
 
     def barrier(self, *, name: str = "the others") -> None:
-        """Wait until all workers have come here, for up to ``patience`` seconds, which is longer than an exchange may take."""
+        """Wait for all workers, up to ``patience`` seconds, longer than for an exchange."""
         if self.world_size == 1:
             return
         self.count(f"wait for {name}")
@@ -167,7 +168,7 @@ class ProcessGroup:
             raise self.late(f"wait for {name}", self.patience)
 
     def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
-        """Return the bytes of all workers, of any length, in the order of their ranks."""
+        """Return the bytes of all workers, of any length, in rank order."""
         if self.world_size == 1:
             return [content]
         import torch
@@ -179,10 +180,10 @@ class ProcessGroup:
         return [entry[:size].numpy().tobytes() for entry, size in zip(gathered, lengths, strict=True)]
 
     def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
-        """Return the JSON-compatible values of all workers, in the order of their ranks."""
+        """Return the JSON-compatible values of all workers, in rank order."""
         if self.world_size == 1 or self.memory is not None or self._backends is not None:
             return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
-        # Through the store, while they find out what to exchange by.
+        # Use the store until they have agreed on another channel.
         name = f"exchange of {name}"
         self.count(name)
         assert self._meeting is not None
@@ -212,13 +213,13 @@ class ProcessGroup:
         return None if self.memory is None else self.memory.shared_rows(count, name)
 
     def split(self, size: int) -> ProcessGroup:
-        """Return this worker's group of ``size`` ranks that follow each other; the last group has what is left."""
+        """Return this worker's group of ``size`` consecutive ranks; the last group may be smaller."""
         if not is_whole(size) or size < 1:
             raise ConfigurationError(f"size={size!r}: give a whole number of workers, 1 or more")
         return self if size >= self.world_size else self.apart(size)
 
     def apart(self, size: int) -> ProcessGroup:
-        """As ``split``, with connections of its own; ``twin`` is of the same workers."""
+        """Like ``split``, but always with separate connections; ``twin`` has the same workers."""
         first = self.rank // size * size
         self._parts += 1
         group = self._part(range(first, min(first + size, self.world_size)), f"{self._parts}.{first}", counts=self._counts)
@@ -249,7 +250,7 @@ class ProcessGroup:
             self._connected()
 
     def _by_machine(self) -> Machines | None:
-        """Connect the workers in two levels; None if one machine has all, or workers of one share no memory."""
+        """Connect the workers in two levels; None if one machine has all, or workers of one machine share no memory."""
         machines: dict[str, list[int]] = {}
         for rank, member in enumerate(self._members if self._meeting is not None else ()):
             assert self._meeting is not None
@@ -290,13 +291,13 @@ class ProcessGroup:
             raise self._ended(cause, self._watch.comes_again)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others why this worker stops; an error that came from them is theirs already."""
+        """Tell the others why this worker stops, unless the error came from them."""
         if self._watch is not None and not isinstance(error, WorkerError):
             cause = f"rank {self._members[self.rank]} stopped: {first_line(error) or type(error).__name__}"
             self._watch.declare(cause, comes_again(error))
 
     def close(self) -> None:
-        """Leave the run. The others may go on to their end, but no longer with this worker."""
+        """Leave the run. The others may finish, but without this worker."""
         if self._meeting is None or self._is_part:
             return
         atexit.unregister(self.close)
@@ -364,7 +365,7 @@ class ProcessGroup:
         return DONE if work is None else Work(finish)
 
     def count(self, name: str) -> None:
-        """Note that this worker has come to an exchange; raise an error if it has left, or another is gone."""
+        """Note that this worker has reached an exchange; raise an error if it has left, or another worker is gone."""
         if self._meeting is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
         self.check()
@@ -372,7 +373,7 @@ class ProcessGroup:
             self._watch.operations += 1
 
     def broken(self, name: str, reason: str, ended: Sequence[int] = ()) -> WorkerError:
-        """Find out who is gone, tell all, and return the error to raise. ``ended`` are known to have ended."""
+        """Find out which workers are gone, tell all, and return the error to raise. ``ended`` are known to have ended."""
         known = {self._members[rank] for rank in ended}
         if self._meeting is not None:
             known |= {rank for rank, location in enumerate(self._meeting.locations) if location.has_ended}
@@ -381,14 +382,14 @@ class ProcessGroup:
         return self._told(f"the connection to another worker broke in the {name}: {reason}")
 
     def late(self, name: str, limit: float) -> WorkerError:
-        """Find out who has not come to an exchange, tell all, and return the error to raise."""
+        """Find out which workers are late for an exchange, tell all, and return the error to raise."""
         who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
         if self._watch is not None and who == self._watch.cause():
             return self._ended(who, self._watch.comes_again)  # what another worker told meanwhile says it all
         return self._told(f"The {name} is not done after {limit:g} s: {who}")
 
     def at_odds(self, name: str) -> WorkerError:
-        """Tell all that workers gave an exchange different things; return the error to raise."""
+        """Tell all that the workers disagree about an exchange; return the error to raise."""
         return self._told(f"the workers have come to the {name} with different sizes, dtypes or operations")
 
     def _told(self, cause: str) -> WorkerError:
@@ -406,7 +407,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class Backends:
-    """Process groups of ``torch.distributed``; a method begins an exchange and returns what to wait for, or None."""
+    """Process groups of ``torch.distributed``; a method begins an exchange and returns its work to wait for, or None."""
 
     cpu: Any
     gpu: Any
@@ -414,7 +415,7 @@ class Backends:
 
     @classmethod
     def open(cls, store: Any, rank: int, size: int, device: str, limit: float) -> Backends:
-        """Connect some workers, who call this together, for exchanges of ``limit`` seconds at most, or raise RuntimeError."""
+        """Connect some workers, who call this together, for exchanges of up to ``limit`` seconds, or raise RuntimeError."""
         distributed = torch_distributed()
         seconds, gpu = timedelta(seconds=limit), None
         if device != "cpu":
@@ -489,7 +490,7 @@ def _names_of(group: Any) -> dict[str, str]:
 
 
 def adds_up(tensor: torch.Tensor) -> bool:
-    """Whether backends add up this dtype; they gather any."""
+    """True if backends can sum this dtype; they can gather any."""
     import torch
 
     return tensor.dtype not in (torch.int16, torch.bool)
@@ -497,7 +498,9 @@ def adds_up(tensor: torch.Tensor) -> bool:
 
 @dataclass(eq=False)
 class Machines:
-    """The workers of a group by machine: ``ranks`` of each, ``inside`` of this one, ``between`` the first of each, on these."""
+    """The workers of a group by machine: ``ranks`` of each, the group ``inside`` this one, and ``between`` their first
+    workers.
+    """
 
     group: ProcessGroup
     ranks: Sequence[Sequence[int]]
@@ -539,8 +542,10 @@ class Machines:
 
 
 class MachinesBuffer:
-    """Numbers that are replaced by their sums over all machines. The first worker of one adds up ``terms``, sends the sum as soon
-    as a later exchange finds it complete, and shows ``handed`` when it is there; a worker alone on its machine has neither.
+    """Numbers that are replaced by their sums over all machines.
+
+    The first worker of a machine adds up ``terms``, sends the sum once a later exchange finds it complete, and shows the result
+    through ``handed``. A machine with only one worker has neither.
     """
 
     def __init__(
@@ -569,7 +574,7 @@ class MachinesBuffer:
     def wait(self) -> None:
         if self not in self._under_way:
             return
-        # All of them before the first is waited for: others find what they wait for.
+        # Send all before waiting for the first, so that nobody waits for this worker.
         for each in self._under_way:
             each._send()
         while self._under_way:

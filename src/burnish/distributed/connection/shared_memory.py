@@ -1,9 +1,9 @@
 """Exchanges between workers of one machine through shared memory: small ones at once, larger ones piece by piece.
 
-Each worker has a file in memory (``memfd_create``) that the others map; it goes with the last process that does. Workers offer
-their files through the run's store and use them if all can: on Linux, in the same namespaces, as one user, with the engine's
-kernels. A random token proves that a file is the one offered. Counters in the files say who has written what
-(``shared_memory.cpp``). A worker that waits looks up now and then whether the others live.
+Each worker has a file in memory (``memfd_create``) that the others map; it disappears with the last process that maps it. Workers
+offer their files through the run's store and use them if all can: on Linux, in the same namespaces, with the same user and the
+engine's kernels. A random token proves that a file is the offered one. Counters in the files record who has written what
+(``shared_memory.cpp``). A waiting worker checks regularly that the others are alive.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_BYTES = 2**18
-"""Up to this size, an exchange goes through places that all exchanges of a group share."""
+"""Largest exchange that goes through places shared by all exchanges of a group."""
 PIECE_BYTES = 2**20
 SUM_BYTES = 4 * PIECE_BYTES
 SWITCH = "BURNISH_SHARED_MEMORY"
 OPERATIONS = ("sum", "min", "max", "gather")
 LOOK_UP_SECONDS = 0.5
-# Of a file: marks, then a token, then what is exchanged. A piece has a header of its own.
+# Layout of a file: marks, token, data. Each piece of data has its own header.
 _MARKS, _TOKEN, _HEADER, _PIECE_HEADER = 512, 32, 4096, 8
 _DONE, _NOT_YET, _GONE, _DIFFERS = range(4)
-# From fcntl.h: the file neither grows nor shrinks, and that stays so.
+# From fcntl.h: seals the size of the file, permanently.
 _F_ADD_SEALS, _SEAL_SIZE = 1033, 0x1 | 0x2 | 0x4
 
 
@@ -56,7 +56,7 @@ class Waiting(Protocol):
 
 
 class Work:
-    """An exchange under way. Its tensors are not to be touched until ``wait`` has returned."""
+    """An exchange in progress. Do not touch its tensors until ``wait`` has returned."""
 
     def __init__(self, finish: Callable[[], None] | None = None):
         self._finish = finish
@@ -106,7 +106,7 @@ class Files:
             if outcome == _DIFFERS:
                 raise self._group.at_odds(name)
             self._group.check()
-            # Who has ended may have done its part before.
+            # A worker that has ended may have finished its part before.
             ended = self._processes.ended()
             if (outcome == _GONE or ended) and attempt(0.0) != _DONE:
                 raise self._group.broken(name, "the process of another worker has ended", ended)
@@ -129,7 +129,7 @@ class Processes:
 
 
 class SharedRows:
-    """Numbers that each worker shows to all others, again and again. ``tensor`` is this worker's, ``buffers`` those of all."""
+    """Numbers that each worker repeatedly shows to all others. ``tensor`` is this worker's, ``buffers`` those of all."""
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str):
         import torch
@@ -146,14 +146,14 @@ class SharedRows:
         self._kernels.shared_show.default(self._files.own, self._number)
 
     def settle(self) -> None:
-        """Wait until no other worker uses this one's numbers, so that they may be written."""
+        """Wait until no other worker reads this one's numbers, so that they may be overwritten."""
         if self._settled < self._number:
             settle, marks = self._kernels.shared_settle.default, self._files.marks
             self._files.finish(self.name, lambda seconds: settle(marks, self._number, seconds))
             self._settled = self._number
 
     def rows(self) -> list[torch.Tensor]:
-        """Wait for what the workers show; it is read only."""
+        """Wait for the workers' numbers and return them, read-only."""
         wait, marks = self._kernels.shared_await.default, self._files.marks
         self._files.finish(self.name, lambda seconds: wait(marks, self._number, seconds))
         return self.buffers
@@ -163,9 +163,9 @@ class SharedRows:
 
 
 class SharedBuffer(SharedRows):
-    """Numbers that are replaced by their sums, again and again; a worker's are its own until that begins, and once it is settled.
+    """Numbers that are repeatedly replaced by their sums; a worker may write its own before an exchange and after ``settle``.
 
-    Each worker adds up a part, in the order of the ranks. ``under_way`` are this group's buffers in exchange.
+    Each worker adds up a part, in rank order. ``under_way`` are this group's buffers in exchange.
     """
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
@@ -189,7 +189,7 @@ class SharedBuffer(SharedRows):
         return self
 
     def wait(self) -> None:
-        # Of all buffers first: the others then find the sums that they wait for.
+        # Finish all buffers first, so that the others do not wait for this worker's sums.
         while self._under_way:
             buffer = self._under_way.pop(0)
             buffer._files.finish(buffer.name, buffer._attempt)
@@ -201,7 +201,7 @@ class SharedBuffer(SharedRows):
         super().settle()
 
     def ends_at_once(self) -> bool:
-        """End the exchange if all workers have come to it; return whether it has ended."""
+        """End the exchange if all workers have reached it; return True if it has ended."""
         if self in self._under_way and self._attempt(0.0) == _DONE:
             self._under_way.remove(self)
         return self not in self._under_way
@@ -214,7 +214,7 @@ class SharedBuffer(SharedRows):
 
 
 class Memory:
-    """The exchanges of a group, of contiguous tensors. Those that return nothing are done when their method returns."""
+    """The exchanges of a group, of contiguous tensors. Methods that return nothing are blocking."""
 
     def __init__(self, group: Waiting, files: Files):
         import torch
@@ -242,7 +242,7 @@ class Memory:
         import torch
 
         vector, workers = tensor.detach().view(-1), self._group.world_size
-        # Workers that have come with other things are found out before anything is added up.
+        # Detect workers with other arguments before adding anything up.
         none = torch.empty(0, dtype=torch.uint8)
         self._exchange(none, [0] * workers, [(0, none)] * workers, name, f"{operation} {tensor.dtype} {len(vector)}")
         if operation == "sum" and tensor.dtype in self._added:
@@ -304,7 +304,7 @@ class Memory:
         return None if files is None else SharedRows(self._group, files, torch.uint8, count, f"all-gather of {name}")
 
     def _begin(self, tensor: torch.Tensor, result: torch.Tensor, operation: str, name: str) -> Pending:
-        """Give a small tensor; ``result`` is there once the returned work has been waited for."""
+        """Offer a small tensor; ``result`` is valid after the returned work's ``wait``."""
         self._group.count(name)
         self._pending.wait()
         self._number += 1
@@ -325,7 +325,7 @@ class Memory:
     def _exchange(
         self, own: torch.Tensor, lengths: Sequence[int], wanted: Sequence[tuple[int, torch.Tensor]], name: str, kind: str
     ) -> None:
-        """Show ``lengths`` bytes of each worker to all, and copy those ``wanted`` (their begin, and where to) by rank."""
+        """Show ``lengths`` bytes of each worker to all, and copy the ``wanted`` ones (offset, destination) by rank."""
         import torch
 
         self._pieces = self._pieces or self.shared_rows(_PIECE_HEADER + PIECE_BYTES, name)
@@ -335,7 +335,7 @@ class Memory:
                 f"{SWITCH}=off"
             )
         code = zlib.crc32(f"{kind} {list(lengths)}".encode())
-        # What an engine made under inference is written to here, and so is what it did not.
+        # The tensors may or may not be inference tensors; inference mode allows writing to both.
         with torch.inference_mode():
             for begin in range(0, max(1, *lengths), PIECE_BYTES):
                 pieces.settle()
@@ -359,7 +359,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def combine(rows: torch.Tensor, operation: str, into: torch.Tensor) -> None:
-    """Write the ``sum``, ``min`` or ``max`` of rows, first to last, to a tensor; the first row is not kept."""
+    """Write the ``sum``, ``min`` or ``max`` of rows, in order, to a tensor; the first row is overwritten."""
     import torch
 
     add: Any = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}[operation]
@@ -379,7 +379,7 @@ _open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def leave() -> None:
-    """Tell whoever waits for this worker, in any group, that nothing more comes."""
+    """Tell everyone who waits for this worker, in any group, that nothing more comes."""
     import torch
 
     for files in list(_open):
@@ -396,7 +396,7 @@ def prepare() -> bool:
 
 
 def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
-    """Return a file with room for ``size`` bytes and what others need to map it, or None twice."""
+    """Return a file with room for ``size`` bytes and the facts that others need to map it, or None twice."""
     if not prepare():
         return None, None
     import fcntl

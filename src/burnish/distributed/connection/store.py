@@ -1,4 +1,4 @@
-"""Where each worker runs, and the store of short texts that they share: of ``torch.distributed``, or files in a folder."""
+"""The locations of workers, and their shared store of short texts: in ``torch.distributed``, or files in a folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TorchStore:
         _answered(self.store.set, key, value)
 
     def get(self, key: str) -> str | None:
-        # Its own ``get`` waits for a key that is missing.
+        # The store's own ``get`` would wait for a missing key.
         if not _answered(self.store.check, [key]):
             return None
         return str(_answered(self.store.get, key).decode())
@@ -62,7 +62,7 @@ class TorchStore:
         _answered(self.store.compare_set, key, expected, desired)
 
     def again(self) -> TorchStore:
-        """Return the same store for another thread, with a connection of its own."""
+        """Return the same store for another thread, with a separate connection."""
         try:
             return TorchStore(self.store.clone())
         except RuntimeError:  # not every kind has a second connection; one that is gone says so when it is asked
@@ -78,7 +78,7 @@ def _answered(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A store of one file per key, in a folder that only the user can enter: nothing listens on a network."""
+    """A store of one file per key, in a folder that only the user can enter; no network is involved."""
 
     folder: Path
 
@@ -146,7 +146,7 @@ def check_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a worker runs: its host, its process, and a text that tells running systems and networks apart."""
+    """The location of a worker: host, process, and a text that identifies the running system and its namespaces."""
 
     host: str
     process: int
@@ -156,7 +156,7 @@ class Location:
     def own(cls) -> Location:
         host = socket.gethostname()
         try:
-            # Containers of one machine, and namespaces that stand in for machines, are taken for machines.
+            # Containers and network or process namespaces on one machine count as separate machines.
             spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
             system = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {spaces}"
         except OSError:
@@ -179,7 +179,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Workers that have found each other. ``torch_store`` is ``store`` as ``torch.distributed`` takes it."""
+    """Workers that have found each other. ``torch_store`` is ``store`` in the form for ``torch.distributed``."""
 
     store: Store
     torch_store: Any
@@ -190,7 +190,7 @@ class Meeting:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 1, 2 and 5``; of more than six, the first."""
+    """Return ``rank 3`` or ``ranks 1, 2 and 5``; if there are more than six, only the first ones."""
     names = [str(number) for number in sorted(numbers)]
     if len(names) > 6:
         names[6:] = [f"{len(names) - 6} more"]

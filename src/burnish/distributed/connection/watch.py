@@ -1,6 +1,6 @@
-"""Heartbeats through the store: a connection that breaks names no rank, and one that falls silent does not break.
+"""Heartbeats through the store, to find lost workers: a broken connection names no rank, and a silent one does not break.
 
-Each worker counts up a number there every second, and watches the next rank's; the first cause found is every worker's.
+Each worker increments a number there every second and watches that of the next rank; the first cause found applies to all.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from burnish.distributed.connection.store import Meeting, Store, first_line, ran
 INTERVAL_SECONDS = 1.0
 SEARCH_SECONDS = 4.0
 SEARCH_INTERVAL_SECONDS = 0.2
-# While somebody waits at a barrier; more workers ask less often, as one store answers them all.
+# Polling interval at a barrier; it grows with the number of workers, because one store answers all.
 BARRIER_INTERVAL_SECONDS = 0.01
 BARRIER_INTERVAL_SECONDS_PER_WORKER = 0.001
-# How long a worker that ends waits for rank 0 to end.
+# Time that an ending worker waits for rank 0.
 PARTING_SECONDS = 3.0
 CAUSE = "cause"
 OVER = "over"
@@ -44,7 +44,7 @@ class Search:
 
 @dataclass
 class Barrier:
-    """A point where workers wait for each other; the store counts those that have ``entered`` under ``key``."""
+    """A point at which workers wait for each other; the store counts those that ``entered`` under ``key``."""
 
     key: str
     workers: int
@@ -53,9 +53,9 @@ class Barrier:
 
 
 class Watch:
-    """Beats for this worker and watches the others, from a thread, which calls ``on_cause`` once it is known why the run ends.
+    """A thread that sends heartbeats, watches the other workers, and calls ``on_cause`` once it knows why the run ends.
 
-    After ``patience`` seconds of silence a worker, or the store, counts as gone. ``operations`` counts exchanges begun.
+    After ``patience`` seconds of silence a worker, or the store, counts as gone. ``operations`` counts started exchanges.
     """
 
     def __init__(self, meeting: Meeting, rank: int, patience: float, on_cause: Callable[[], None] | None = None):
@@ -71,19 +71,19 @@ class Watch:
         self._search: Search | None = None
         self._barrier: Barrier | None = None
         self._ending, self._hurry, self._entered = threading.Event(), threading.Event(), threading.Event()
-        # Other launchers may end before their workers, such as a shell that starts them.
+        # Only torchrun outlives its workers; other launchers, such as a shell, may end before them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the others that this worker leaves in good order, or why the run ends, and stop beating."""
+        """Tell the others that this worker leaves regularly, or why the run ends, and stop the heartbeats."""
         self._ending.set()
         self._hurry.set()
         self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
     def declare(self, cause: str, comes_again: bool = False) -> None:
-        """Tell every worker why the run ends; an earlier cause stands. Waits until it is entered, or cannot be."""
+        """Tell every worker why the run ends, unless there is an earlier cause. Waits until the cause is stored, or cannot be."""
         self._suspect(cause, comes_again)
         self._entered.wait(2 * INTERVAL_SECONDS)
 
@@ -93,7 +93,7 @@ class Watch:
             self._hurry.set()
 
     def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
-        """Wait until ``workers`` have come; return False if they have not in time, or the run ends."""
+        """Wait for ``workers``; return False on timeout, or if the run ends."""
         barrier = self._barrier = Barrier(f"barrier/{name}", workers)
         self._hurry.set()
         until = time.monotonic() + seconds
@@ -114,7 +114,7 @@ class Watch:
         if self._cause is None and self._contact > search.began:
             if gone := self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left():
                 self.declare(gone)
-            # The cause that is entered first is every worker's.
+            # The first stored cause applies to every worker.
             until = time.monotonic() + SEARCH_SECONDS
             while self._cause is None and self._declared is not None and time.monotonic() < until:
                 time.sleep(SEARCH_INTERVAL_SECONDS / 4)
@@ -209,7 +209,7 @@ class Watch:
                     self._suspect(self._said([rank], "is gone"))
 
     def _let_first_end(self, store: Store) -> None:
-        """Wait until rank 0 is done: a launcher that sees a worker fail ends the others, and rank 0 has to say why first."""
+        """Wait until rank 0 is done: a launcher ends the others when a worker fails, and rank 0 has to report the cause first."""
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
             if self._cause is not None or self._declared is not None:
