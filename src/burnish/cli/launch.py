@@ -95,7 +95,6 @@ class Machines:
 
 
 def is_worker() -> bool:
-    """True if a launcher has started this process."""
     return environment.is_worker()
 
 

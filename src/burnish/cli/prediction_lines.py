@@ -112,7 +112,6 @@ class Lines:
     """A writer of predictions in a format, one after the other."""
 
     def write(self, prediction: Prediction) -> None:
-        """Write the prediction of a sample."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -152,8 +151,6 @@ class CsvLines(Lines):
 
 
 class JsonLines(Lines):
-    """One JSON object per line for each sample."""
-
     def __init__(self, file: Writable, top: int | None):
         self._file, self._top = file, top
 

@@ -68,7 +68,6 @@ class Workers(OptionGroup):
 
     @property
     def total(self) -> int:
-        """The number of workers on all machines."""
         return self.count * self.nodes
 
     @property

@@ -242,7 +242,6 @@ class TrainingRun:
 
     @property
     def tuned(self) -> Path:
-        """The path of the tuned model."""
         return self.results.export or self.folder / TUNED
 
     @property

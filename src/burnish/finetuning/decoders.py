@@ -52,7 +52,6 @@ class OutputLayer:
 
     @property
     def classes(self) -> int:
-        """The number of tokens that have a score."""
         return self.tokens
 
     @property
@@ -63,7 +62,6 @@ class OutputLayer:
 
     @property
     def initializers(self) -> tuple[str, ...]:
-        """The names of its weight and bias."""
         return tuple(self.names.values())
 
 

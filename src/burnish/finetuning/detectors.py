@@ -145,7 +145,7 @@ def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 
 def _is_mean_of_bins(value: ir.Value) -> bool:
-    """True if a layer that multiplies by 0, 1, 2, ... computes the value: YOLO's exporter writes the mean of bins so."""
+    """True if a layer that multiplies by 0, 1, 2, ... computes the value: YOLO's exporter writes the mean of bins this way."""
     node = value.producer()
     while node is not None and node.op_type in PASSING and node.inputs[0] is not None:
         node = node.inputs[0].producer()

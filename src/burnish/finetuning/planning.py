@@ -111,7 +111,6 @@ class Plan:
             return compiled(self.transfer, stage, rate, self.layer_decay, self.steps_of_epoch(samples))
 
     def steps(self, stage: Stage, samples: int) -> int:
-        """Return the number of steps of a stage."""
         return stage.epochs * self.steps_of_epoch(samples)
 
     def steps_of_epoch(self, samples: int) -> int:

@@ -104,7 +104,6 @@ class RangeTest:
 
     @property
     def last(self) -> float:
-        """The last rate tried."""
         return self.rate(len(self.losses) - 1)
 
     @property
@@ -128,7 +127,6 @@ class RangeTest:
         return self.has_diverged and self.least < HARMLESS and len(self.losses) < 2 * HARMLESS
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step."""
         return self.lowest * RATIO**step
 
     @classmethod

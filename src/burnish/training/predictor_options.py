@@ -48,7 +48,7 @@ def _check_text(text: Any) -> Text | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModelOptions(Options):
-    """The weights to read from a saved model, and the engine; ``PredictorOptions`` documents each option."""
+    """The weights to read from a saved model, and the engine; ``Predictor`` documents each option."""
 
     program: str | Path | None = option(
         None, help="Saved program of a checkpoint that is not in the folder of its run.", metavar="PATH", kind=Path
@@ -75,7 +75,7 @@ class SavedModelOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(Options):
-    """The interpretation of outputs; ``PredictorOptions`` documents each option."""
+    """The interpretation of outputs; ``Predictor`` documents each option."""
 
     outputs: str | None = option(
         None, help="Output to show, if there are several.", shown_default="the one that the loss reads", metavar="NAME"

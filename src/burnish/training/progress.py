@@ -89,8 +89,6 @@ def progress_of(progress: bool | Progress, reports: bool = True) -> Progress:
 
 
 class Silent:
-    """Reports nothing."""
-
     def start(self, step: int, steps: int) -> None:
         pass
 

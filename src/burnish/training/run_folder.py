@@ -75,7 +75,6 @@ class RunFolder:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of ``metrics.csv``."""
         return [] if self._table is None else self._table.rows
 
     def take(self) -> None:
@@ -94,7 +93,6 @@ class RunFolder:
             self._lock.begin()
 
     def leave(self) -> None:
-        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -200,7 +198,6 @@ class RunFolder:
         self.checkpoints.save(session, self._extra(position), is_best)
 
     def save_best(self, session: Session, position: Position) -> None:
-        """Write the checkpoint of the best epoch."""
         self.checkpoints.save_best(session, self._extra(position))
 
     def draw(self, at_once: bool = False) -> str | None:
@@ -391,7 +388,6 @@ class RunLock:
             held.running = self._number
 
     def release(self) -> None:
-        """Let others run in the folder."""
         if self._release is not None:
             self._release()
 

@@ -338,7 +338,7 @@ class Session(TakesPart):
         """Return copies of the state, by state name; also from a closed session.
 
         All workers call it at the same time with ``DataParallel(shard_optimizer=True)`` or ``shard_tables``, between the updates
-        of an optimizer that accumulates, and with ``synchronize_every``, if the state ends a round. While one worker calls
+        of an optimizer that accumulates, and with ``synchronize_every``, as the call ends a round. While one worker calls
         ``save_checkpoint`` or ``export``, which read the state, the others call ``take_part``.
 
         Raises:
