@@ -153,7 +153,6 @@ def _with_arguments(function: str | None, options: str | None) -> str | None:
 
 
 def _arguments(text: str) -> str:
-    """Return the lines below ``Args:``."""
     lines = text.partition("\nArgs:\n")[2].splitlines(keepends=True)
     end = next((number for number, line in enumerate(lines) if not line.startswith("    ")), len(lines))
     return "".join(lines[:end]).rstrip("\n") + "\n"

@@ -89,7 +89,6 @@ def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, 
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text at commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{") - (character in "]}")

@@ -147,7 +147,6 @@ def _of(graph: str, stopped: RunStopped) -> RunStopped:
 
 
 def _stop(thread: int, run: Stop) -> None:
-    """Stop a run unless it has ended."""
     with _changes:
         if _under_way.get(thread) is run:
             run.terminate = True

@@ -385,8 +385,6 @@ def _support_to_dict(name: str, support: Support) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reader of a target file's values. Its errors name the file and the key."""
-
     def __init__(self, what: str, values: Mapping[str, Any]):
         self._what = what
         self._values = values

@@ -111,7 +111,6 @@ def _with_captured(node: ir.Node) -> tuple[onnx.NodeProto, dict[str, ir.Value]]:
 
 
 def _bind_captured(function: ir.Function, captured: Mapping[str, ir.Value]) -> None:
-    """Connect, in place, the captured values that ``_with_captured`` renamed."""
     for node in function.all_nodes() if captured else ():
         for index, value in enumerate(node.inputs):
             outer = None if value is None else captured.get(value.name or "")
@@ -169,7 +168,6 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
 
 
 def _defaults(schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
-    """Return the standard's defaults of attributes."""
     stated = {name: formal.default_value for name, formal in schema.attributes.items()}
     undefined = onnx.AttributeProto.UNDEFINED
     return {name: ir.serde.deserialize_attribute(value) for name, value in stated.items() if value.type != undefined}
@@ -227,7 +225,6 @@ def _without(shape: ir.Shape | None, axis: int | None) -> ir.Shape | None:
 
 
 def _with(shape: ir.Shape | None, axis: int) -> ir.Shape | None:
-    """Return the shape with an additional open dimension."""
     if shape is None:
         return None
     dims = list(shape.dims)

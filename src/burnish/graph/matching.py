@@ -253,7 +253,6 @@ def why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]
 
 
 def _why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> tuple[int, str]:
-    """Return the number of nodes of the longest attempt, and why it ended."""
     misfits: list[_Misfit] = []
     token = _misfits.set(misfits)
     try:
@@ -291,7 +290,6 @@ def _match_all(pairs: tuple[tuple[Pattern, ir.Value | None], ...], match: Match)
 
 
 def _passes_on(node: ir.Node) -> bool:
-    """True if a node outputs its input unchanged."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return False
     if node.op_type == "Identity":
@@ -301,7 +299,6 @@ def _passes_on(node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Return the value before nodes that pass it on unchanged."""
     while (node := value.producer()) is not None and _passes_on(node):
         source = node.inputs[0]
         assert source is not None

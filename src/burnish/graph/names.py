@@ -250,7 +250,6 @@ def select_named(pattern: str, names: Iterable[str], aliases: Aliases) -> tuple[
 
 
 def _readers(source: ir.Value) -> list[ir.Node]:
-    """Return the readers of a weight, through operators that only pass it on."""
     readers: list[ir.Node] = []
     pending = [source]
     while pending:

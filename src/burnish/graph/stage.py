@@ -191,8 +191,6 @@ def passes_of(element: Element[C]) -> Iterator[Pass[C]]:
 
 
 class _Run(Generic[C]):
-    """One run of a stage over a model."""
-
     def __init__(self, stage: Stage[C], model: ir.Model, context: C):
         self.stage = stage
         self.model = model
@@ -235,7 +233,6 @@ class _Run(Generic[C]):
             self.restore([fallback.attempt])
 
     def restore(self, changed: Sequence[Pass[C]]) -> None:
-        """Restore the model after passes that changed it; the time is added to the last one."""
         self.present = None
         if self.stage.restores is not None and not all(item.local for item in changed):
             last, start = self.records.pop(), perf_counter()
@@ -245,7 +242,6 @@ class _Run(Generic[C]):
             self.verification.settled(" and ".join(item.name for item in changed))
 
     def operators(self) -> frozenset[str]:
-        """Return the node types and domains in the model, including bodies and functions."""
         if self.present is None:
             found: set[str] = set()
             pending: list[ir.Graph | ir.Function] = [self.model.graph, *self.model.functions.values()]

@@ -132,7 +132,6 @@ def described(graph: ir.Graph) -> dict[_Key, ir.Node]:
 
 
 def _listed(graph: ir.Graph) -> list[_Listed]:
-    """Return the nodes of a graph and its bodies with types, inputs and attributes, in a form that compares fast."""
     nodes: list[_Listed] = []
     for node in graph:
         attributes = tuple(node.attributes.data.values())

@@ -112,7 +112,6 @@ def _definition(attribute: Any) -> tuple[Any, ...]:
 
 
 def _is_valid(node: ir.Node, version: int) -> bool:
-    """True if an operator version has the node's attributes and accepts its types."""
     schema, inputs, outputs = _signature(node.op_type, version)
     if len(node.inputs) > schema.max_input or not set(node.attributes) <= set(schema.attributes):
         return False

@@ -63,7 +63,6 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> bool:
 
 
 def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> list[ir.Value]:
-    """Fix open dimensions, in place; return the inputs that are then empty."""
     open_names = {value: _open_names(value) for value in graph.inputs}
     known = dict.fromkeys(name for names in open_names.values() for name in sorted(names))
     fixed: dict[str, int] = {}
@@ -229,7 +228,6 @@ def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, oth
 
 
 def _place_of(dim: ir.SymbolicDim, value: ir.Value, axis: int, others: list[ir.Value]) -> tuple[ir.Value, int] | None:
-    """Return another input, and its axis, with the same open dimension."""
     for other in others:
         for position, extent in enumerate(other.shape.dims if other.shape is not None else ()):
             if isinstance(extent, ir.SymbolicDim) and extent.value == dim.value:

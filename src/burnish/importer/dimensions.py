@@ -261,11 +261,9 @@ class _Names:
         self._multiples: dict[str, tuple[Fraction, str]] = {}
 
     def resolved(self, shape: ir.Shape) -> ir.Shape:
-        """Return the shape with known names."""
         return ir.Shape([dim if isinstance(dim, int) else ir.SymbolicDim(self._name(dim)) for dim in shape.dims])
 
     def equate_elements(self, source: ir.Shape, target: ir.Shape) -> None:
-        """Record that two shapes have equally many elements."""
         known, known_target = ([dim for dim in shape.dims if isinstance(dim, int)] for shape in (source, target))
         names, target_names = ([self._name(dim) for dim in shape.dims if not isinstance(dim, int)] for shape in (source, target))
         elements, others = math.prod(known), math.prod(known_target)
@@ -285,7 +283,6 @@ class _Names:
             self._multiples[multiple] = factor, base
 
     def equate_dimensions(self, known: ir.Shape, shape: ir.Shape) -> None:
-        """Record that two shapes are equal."""
         for dim, other in zip(known.dims, self.resolved(shape).dims, strict=True):
             if isinstance(dim, int) or isinstance(other, int) or dim.value is None or other.value is None:
                 continue
@@ -419,6 +416,5 @@ def _shape(node: ir.Node, index: int) -> ir.Shape | None:
 
 
 def _rank(node: ir.Node, index: int) -> int | None:
-    """Return the rank of an operand; None if it is missing or its rank unknown."""
     shape = _shape(node, index)
     return None if shape is None else len(shape)

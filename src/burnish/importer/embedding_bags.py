@@ -123,7 +123,6 @@ def _replace_sequence(loop: ir.Node) -> bool:
 
 
 def _fits(node: ir.Node, loop: ir.Node, bag: _Bag) -> bool:
-    """True if a node's output can be replaced by the results of all bags."""
     return isinstance(loop.graph, ir.Graph) and bag.is_sound(loop.graph) and node.outputs[0].dtype in (None, bag.dtype)
 
 
@@ -241,7 +240,6 @@ def _element(value: ir.Value | None, index: ir.Value) -> tuple[ir.Value, int] | 
 
 
 def _position(value: ir.Value | None, index: ir.Value) -> int | None:
-    """Return the number added to ``index``."""
     while value is not None and value is not index:
         node = value.producer()
         if node is None:
@@ -290,7 +288,6 @@ def _counts_bags(count: ir.Value | None, offsets: ir.Value) -> bool:
 
 
 def _counted(value: ir.Value | None) -> ir.Value | None:
-    """Return the vector whose length a number is."""
     node = _producer(value)
     while node is not None and node.op_type in {*_RESHAPED, "Gather"}:
         if node.op_type == "Gather" and _number(node.inputs[1]) != 0:
@@ -332,12 +329,10 @@ def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def _source(value: ir.Value | None) -> ir.Value | None:
-    """Return a value before casts."""
     return None if value is None else origin_of(value, _PASSED)
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """Return the single element of a constant of any dtype."""
     for known in (constant_array(value), constant_array(_source(value))):
         if known is not None and known.size == 1:
             return known.item()

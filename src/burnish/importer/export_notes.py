@@ -69,7 +69,6 @@ def noted_kinds(graph: ir.Graph) -> dict[str, str]:
 
 
 def _entries(graph: ir.Graph) -> list[tuple[str, str, str]]:
-    """Return the name in the exported graph, the kind, and the name in the module, for each tensor in the signature."""
     return _ENTRY.findall(graph.metadata_props.get(SIGNATURE, ""))
 
 
@@ -180,8 +179,6 @@ def restore_parameters(model: ir.Model) -> bool:
 
 
 class _Operand(NamedTuple):
-    """A present input of a node."""
-
     node: ir.Node
     place: int
 
@@ -317,13 +314,11 @@ def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Co
 
 
 def _module_and_name(node: ir.Node) -> tuple[str | None, str]:
-    """Return the module in a node's name and the remaining name; None without a module."""
     module, slash, name = (node.name or "").rpartition("/")
     return (module, name) if slash else (None, "")
 
 
 def _differs(weight: ir.Value) -> bool:
-    """True if the elements of a weight are not all equal."""
     array = constant_array(weight)
     return array is not None and array.size > 1 and bool((array != array.flat[0]).any())
 
@@ -378,7 +373,6 @@ def shared_statistics(model: ir.Model) -> dict[str, int]:
 
 
 def _layers_by_statistic(graph: ir.Graph) -> Iterator[tuple[str, list[list[tuple[ir.Node, int]]]]]:
-    """Yield the running statistics of several layers, with the operands of each layer that use them."""
     # In a module each buffer has its own name, so sharing is deliberate.
     for name, value in () if OF_MODULE.is_on(graph) else list(graph.initializers.items()):
         layers: dict[Hashable, list[tuple[ir.Node, int]]] = {}
@@ -471,7 +465,6 @@ def _is_of_author(node: ir.Node, names: list[str], author: str | None) -> bool:
 
 
 def _initializer_name(value: ir.Value | None) -> str:
-    """Return the name of an operand that is a possibly transposed initializer, else an empty text."""
     while value is not None and (producer := producer_of(value, "Transpose", "Identity", "Reshape")) is not None:
         value = producer.inputs[0]
     return value.name or "" if value is not None and value.is_initializer() else ""

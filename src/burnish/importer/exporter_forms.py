@@ -106,7 +106,6 @@ def _cosine(builder: Builder, match: Match) -> Tensor:
 
 
 def _sum_of_squares(builder: Builder, total: ir.Value, product: ir.Value) -> Tensor:
-    """Return the sum of squares, recomputed from a weight if the exporter stored its squares."""
     reduction, dot = producer_of(total, "ReduceSum"), producer_of(product, "ReduceSum")
     factors = None if dot is None else producer_of(dot.inputs[0], "Mul")
     stored = None if reduction is None else constant_array(reduction.inputs[0])

@@ -342,7 +342,6 @@ def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]]
 
 
 def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, Payload]) -> bytes:
-    """Return an encoded tensor without large raw data, which goes to ``payloads``."""
     fields = list(_fields(file, tensor.content, tensor.end))
     numbers = [field.number for field in fields]
     raw = next((field for field in fields if field.number == _RAW_DATA and field.kind == _LENGTH), None)
@@ -399,7 +398,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _encoded(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes."""
     return bytes(_groups(number << 3 | _LENGTH)) + bytes(_groups(len(content))) + content
 
 
@@ -454,7 +452,6 @@ class ExternalData:
         return ir.Tensor(ir.serde.deserialize_tensor(proto).numpy(), tensor.dtype, name=name)
 
     def _place(self, tensor: ir.ExternalTensor, name: str) -> tuple[Path, int, int]:
-        """Return the file of a tensor, its offset and its number of bytes."""
         folder = self._folder
         if folder is None and os.fspath(tensor.base_dir):
             folder = Path(tensor.base_dir)
@@ -463,7 +460,6 @@ class ExternalData:
         return _check(name or NAMELESS, os.fspath(tensor.location), offset, tensor.length, size, folder), offset, size
 
     def _open(self, path: Path) -> SourceFile | None:
-        """Return the open file; None if it cannot stay open or too many are."""
         if path not in self._files:
             self._files[path] = None
             if sum(file is not None for file in self._files.values()) < OPEN_FILES:
@@ -505,7 +501,6 @@ def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
 
 
 def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:
-    """Return the file with a tensor's data."""
     if folder is None:
         raise ModelError(
             f"tensor '{name}' keeps its data in the file '{location}', and the folder of the model is not known: "

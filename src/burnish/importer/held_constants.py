@@ -58,7 +58,6 @@ def hold_attention_constants(model: ir.Model) -> None:
 
 
 def _factors(value: ir.Value | None) -> set[ir.Value]:
-    """Return the one-element initializers that multiply a value."""
     product = None if value is None else producer_of(origin_of(value, _ARRANGES), "Mul")
     operands = () if product is None else product.inputs
     return {operand for operand in operands if operand is not None and operand.is_initializer() and _is_one_element(operand)}
@@ -78,7 +77,6 @@ def _is_triangle(value: ir.Value) -> bool:
 
 
 def _summands(value: ir.Value | None = None) -> Iterator[ir.Value]:
-    """Yield the initializers that are added to or selected into a value."""
     pending, seen = [value], {value}
     while pending:
         current = pending.pop()
@@ -267,7 +265,6 @@ def _origins_of_result(node: ir.Node, made: Mapping[ir.Value, list[ir.Value]]) -
 
 
 def _is_layer(node: ir.Node) -> bool:
-    """True if a node has weights."""
     indices = range(len(node.inputs)) if node.op_type == "Einsum" else WEIGHT_OPERANDS.get(node.op_type, ())
     operands = (node.inputs[index] for index in indices if index < len(node.inputs))
     return node.domain == "" and any(

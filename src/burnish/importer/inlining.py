@@ -49,7 +49,6 @@ def inline_functions(model: ir.Model) -> bool:
 
 
 def _check_expansion(model: ir.Model) -> None:
-    """Check the expanded size of all functions before inlining."""
     calls = {name: _calls(function.all_nodes(), model) for name, function in model.functions.items()}
     lengths = {name: sum(1 for _ in function.all_nodes()) for name, function in model.functions.items()}
     try:
@@ -87,7 +86,6 @@ def _check_scopes(model: ir.Model) -> None:
 
 
 def _calls(nodes: Iterable[ir.Node], model: ir.Model) -> Counter[ir.OperatorIdentifier]:
-    """Return the number of calls of each function of the model."""
     return Counter(name for node in nodes if (name := node.op_identifier()) in model.functions)
 
 
@@ -106,7 +104,6 @@ class _Expansion:
         self._node_names = Names(node.name for node in graph.all_nodes())
 
     def expand(self, call: ir.Node) -> None:
-        """Replace a call by the nodes of its function."""
         function = self._model.functions[call.op_identifier()]
         self._check(call, function)
         copy = function.clone()

@@ -183,7 +183,6 @@ class _Counts:
         return found
 
     def elements(self, value: ir.Value | None) -> int | None:
-        """Return a bound for the elements of a value; None if it is not known."""
         if value is None:
             return 0
         if value not in self._elements:
@@ -195,7 +194,6 @@ class _Counts:
         return self._elements[value]
 
     def _of_result(self, node: ir.Node) -> int | None:
-        """Return a bound for the axes of a node's outputs; None if it is not known."""
         kind, inputs = node.op_type, node.inputs
         within = bodies(node)
         if within:
@@ -246,7 +244,6 @@ class _Counts:
         return most + (node.op_type in ONE_MORE)
 
     def _elements_of_result(self, node: ir.Node) -> int | None:
-        """Return a bound for the elements of a node's outputs; None if it is not known."""
         kind, inputs = node.op_type, node.inputs
         if kind == "Shape" and inputs:
             return self.axes(inputs[0])

@@ -96,7 +96,6 @@ def _order(body: Body) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the outer names that a node and its bodies read."""
     names = {name for name in node.input if name}
     for attribute in node.attribute:
         for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
@@ -235,7 +234,6 @@ def _check_split(node: ir.Node) -> None:
 
 @cache
 def _formal_inputs(op_type: str, opset: int) -> tuple[onnx.defs.OpSchema.FormalParameter, ...]:
-    """Return the formal inputs of a standard operator; empty for an unknown operator."""
     schema = operator_schema(op_type, opset)
     return () if schema is None else tuple(schema.inputs)
 

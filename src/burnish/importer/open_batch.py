@@ -87,7 +87,6 @@ def open_batch(model: ir.Model) -> bool:
 
 
 def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, Batch]]:
-    """Return the inputs with samples and their sample axes."""
     shapes = {value: sample_shape(value) for value in graph.inputs}
     apart = {value for value in shapes if has_sample_axis_mark(value) and marked_sample_axis(value) is None}
     held = [
@@ -142,7 +141,6 @@ def _written(value: ir.Value) -> str:
 
 
 def _open_node(node: ir.Node, opening: Opening) -> bool:
-    """Rewrite a node that depends on samples; return True if it does."""
     opening.before = node
     operands = [opening.operand(value) for value in node.inputs if value is not None]
     try:
@@ -218,7 +216,6 @@ def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
 
 
 def _hand_over_names(reached: list[ir.Node], opening: Opening, outputs: dict[ir.Value, Operand]) -> None:
-    """Remove replaced nodes and pass on the names of their values."""
     for node in reversed(reached):
         values = [(output, output.name) for output in node.outputs]
         remove_node(node)

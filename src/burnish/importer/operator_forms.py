@@ -194,7 +194,6 @@ def place_unpooled(model: ir.Model) -> bool:
 
 
 def _place(node: ir.Node, builder: Builder) -> bool:
-    """Rewrite a node if needed; return True if it was."""
     output_shape = node.inputs[2] if len(node.inputs) > 2 else None
     pooled = _pooled(node)
     natural = _natural_extents(node)
@@ -228,7 +227,6 @@ def _place(node: ir.Node, builder: Builder) -> bool:
 
 
 def _padded_to(tensor: Tensor, output_shape: Tensor, counted: Extents, target: Extents) -> Tensor:
-    """Append zeros along the spatial axes, up to the output shape."""
     builder, rank = tensor.builder, len(counted)
     missing = [None if a is None or b is None else b - a for a, b in zip(counted, target, strict=True)]
     if None not in missing:

@@ -37,7 +37,6 @@ def change(version: int, *op_types: str) -> Callable[[Change], Change]:
 
 
 def _attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Remove an attribute from a node and return its value."""
     attribute = node.attributes.pop(name, None)
     if attribute is None:
         return default

@@ -48,7 +48,6 @@ def _has_implicit_pads(node: ir.Node) -> bool:
 
 
 def _write(node: ir.Node) -> bool:
-    """Write the pads of a node; return True if they are known."""
     kernel = _kernel(node)
     if kernel is None:
         return False
@@ -117,7 +116,6 @@ def _kernel(node: ir.Node) -> Sequence[int] | None:
 
 
 def _sizes(node: ir.Node) -> list[int | None]:
-    """Return the spatial extents of the data; None for symbolic ones."""
     data, kernel = node.inputs[0], _kernel(node)
     if data is None or kernel is None:
         return []

@@ -297,7 +297,6 @@ def _read_apart(path: Path) -> _Read:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a file that may be a model; yield it and its size."""
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
@@ -327,7 +326,6 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 
 def _checked(read: _Read) -> _Read:
-    """Check a proto and make its constants dense."""
     check_parts(read.proto, read.name, read.size)
     if not _is_text(read.proto):
         raise ModelError(f"{read.name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
@@ -355,7 +353,6 @@ def _check_light(read: _Read) -> None:
 
 
 def _operators(proto: onnx.ModelProto) -> frozenset[str]:
-    """Return the types of all nodes, including bodies and functions."""
     return frozenset(node.op_type for body in graphs_within(proto.graph, *proto.functions) for node in body.node)
 
 

@@ -72,7 +72,6 @@ class _Resolution:
         self.stacks: dict[ir.Value, Tensor] = {}
 
     def builder(self, before: ir.Node) -> Builder:
-        """Return a builder before a node, in its graph or body."""
         graph = before.graph
         assert isinstance(graph, ir.Graph)
         graph.opset_imports.update(self.graph.opset_imports)
@@ -195,7 +194,6 @@ class _Resolution:
         return [*elements[:position], *added, *elements[position + (0 if inserts else 1) :]]
 
     def _split(self, node: ir.Node) -> list[ir.Value] | None:
-        """Return the pieces of a split with known sizes."""
         x, axis, chunk = _operands(node)
         sizes = None
         if x is None or x.dtype is None:
@@ -255,7 +253,6 @@ def _drops_axis(split: ir.Node) -> bool:
 
 
 def _integer(value: ir.Value | None) -> int | None:
-    """Return a constant scalar."""
     array = constant_array(value)
     return int(array.item()) if array is not None and array.ndim == 0 else None
 
@@ -400,7 +397,6 @@ def _after(builder: Builder, built: _BuiltList, stacked: ir.Value) -> ir.Value:
 
 
 def _read_stacked(model: ir.Model, reader: ir.Node, stacked: ir.Value, in_front: bool) -> None:
-    """Make a list's reader use the stacked elements."""
     graph = reader.graph
     assert isinstance(graph, ir.Graph)
     graph.opset_imports.update(model.graph.opset_imports)
@@ -427,7 +423,6 @@ def _read_stacked(model: ir.Model, reader: ir.Node, stacked: ir.Value, in_front:
 
 
 def _merged(tensor: Tensor, axis: int) -> Tensor:
-    """Merge ``axis`` with the next axis."""
     builder = tensor.builder
     before, after = builder.op("Shape", tensor, end=axis), builder.op("Shape", tensor, start=axis + 2)
     return builder.op("Reshape", tensor, builder.op("Concat", before, builder.integers([-1]), after, axis=0))

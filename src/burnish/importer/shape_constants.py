@@ -175,7 +175,6 @@ def _replace_known(graph: ir.Graph, known: dict[ir.Value, np.ndarray]) -> bool:
 
 
 def _settle_target(graph: ir.Graph, node: ir.Node, target: np.ndarray) -> bool:
-    """Make the target of a Reshape constant if its input's shape determines it; return True if it did."""
     data = node.inputs[0]
     if data is None or data.shape is None or target.ndim != 1:
         return False
@@ -229,7 +228,6 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
 
 
 def _remove_unread_arithmetic(graph: ir.Graph) -> None:
-    """Remove unread shape arithmetic."""
     arithmetic = {"Shape", "Size", "Constant", *MOVES, *COMPUTES}
     for node in reversed(list(graph)):
         if node.op_type in arithmetic and node.domain == "" and not is_read(node):

@@ -205,7 +205,6 @@ def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.Mo
 
 
 def _bodies(proto: onnx.ModelProto) -> list[Body]:
-    """Return the graph, the functions, and all graphs nested in their nodes."""
     return list(graphs_within(proto.graph, *proto.functions))
 
 
@@ -295,7 +294,6 @@ def external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """Yield the graph of a model, and all graphs nested in its nodes and functions."""
     yield from model.graphs()
     for function in model.functions.values():
         yield from function.subgraphs()
@@ -319,7 +317,6 @@ def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
 
 
 def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, copied: _Own) -> None:
-    """Own the tensors among attributes; ``name`` is for those without a name."""
     for key, attribute in list(attributes.items()):
         tensors = [copied(tensor, name) for tensor in _attribute_tensors(attribute)]
         if tensors:

@@ -97,7 +97,6 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], no
 
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:
-    """Return the running statistics, including those that reach their layer through nodes that pass them on."""
     statistics: set[ir.Value] = set()
     for product, _ in masked_weights(graph):
         if (mask := product.inputs[1]) is not None:

@@ -206,7 +206,6 @@ def _keep_bits(node: ir.Node, operand: ir.DataType | None) -> None:
 
 
 def _round_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> None:
-    """Cast an output of the graph; the cast takes its name."""
     builder, name = Builder(graph), value.name
     rounded = builder.cast(builder.tensor(value), dtype).value
     replace_output(value, rounded)
@@ -273,7 +272,6 @@ def _rounded(tensor: ir.TensorProtocol) -> ir.Tensor:
 
 
 def _remove_cast_to_the_same(node: ir.Node) -> None:
-    """Remove a cast from float32 to float32, unless it produces a graph output."""
     source = node.inputs[0] if node.inputs else None
     if node.op_type != "Cast" or node.domain != "" or source is None or source.dtype != SINGLE:
         return

@@ -98,7 +98,6 @@ class _Walk:
     has_changed: bool = False
 
     def visit(self, node: ir.Node) -> None:
-        """Compute a quantized activation from integers if an integer operator would."""
         value = node.inputs[0]
         chain = None if value is None else _chain_before(value)
         if chain is None or len(node.inputs) < 3:
@@ -207,7 +206,6 @@ class _Walk:
 
 
 def _product(node: ir.Node, x: Activation, other: Activation) -> _Layer | None:
-    """Return a product of two activations."""
     terms = None if x.integers.shape is None or not x.integers.rank else x.integers.dimension(-1)
     division = None if node.op_type != "MatMul" else digits(GREATEST_ACTIVATION, terms or UNKNOWN_TERMS)
     if division is None:
@@ -239,7 +237,6 @@ def _chain_before(value: ir.Value) -> _Chain | None:
 
 
 def _limits(node: ir.Node) -> tuple[float | None, float | None] | None:
-    """Return the bounds of a Relu or Clip; None if they are known only at run time."""
     if node.op_type == "Relu":
         return 0.0, None
     limits: list[float | None] = []
@@ -281,13 +278,11 @@ def _flat(numbers: Tensor) -> Tensor:
 
 
 def _at_axis(numbers: Tensor, axis: int, rank: int) -> Tensor:
-    """Reshape per-channel numbers to broadcast to a weight."""
     places = [-1 if index == axis else 1 for index in range(rank)]
     return numbers.builder.op("Reshape", numbers, numbers.builder.integers(places))
 
 
 def _of_channels(numbers: Tensor, layer: ir.Node) -> Tensor:
-    """Reshape per-channel numbers to broadcast to a layer's result."""
     weight = layer.inputs[1]
     behind = 0 if layer.op_type != "Conv" or weight is None or weight.shape is None else len(weight.shape) - 2
     return numbers.builder.op("Reshape", numbers, numbers.builder.integers([-1] + [1] * behind)) if behind else numbers

@@ -18,8 +18,6 @@ from burnish.graph.uses import is_read_once, remove_unread
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor and its range along the padded axis."""
-
     value: ir.Value
     start: int
     end: int
@@ -111,7 +109,6 @@ def _is_zero(filling: ir.Value | None) -> bool:
 
 
 def _tiles(added: _Sum) -> bool:
-    """True if the parts fill the whole without gaps."""
     whole = added.place[1]
     if added.extent != whole:
         return False

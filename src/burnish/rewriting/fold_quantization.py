@@ -70,8 +70,6 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> bool:
 
 @dataclass
 class _Constants:
-    """Cache of values computed from constants."""
-
     opset: int
 
     def __post_init__(self) -> None:
@@ -110,7 +108,6 @@ class _Folding:
     biases: dict[ir.Node, np.ndarray] = field(default_factory=dict)
 
     def settle_activation(self, node: ir.Node) -> None:
-        """Set an activation's scale and zero point to scalars, for quantization and dequantization."""
         scale, zero_point = (self.constants.of(value) for value in node.inputs[1:3])
         x = node.inputs[0]
         assert x is not None
@@ -126,7 +123,6 @@ class _Folding:
             owner.attributes.pop("axis", None)
 
     def fold_weight(self, node: ir.Node, mark: QuantizationMark, fold_norm: bool) -> None:
-        """Replace a weight's computation by its integers."""
         weight = node.inputs[0]
         scale, axis = self.constants.of(node.inputs[1]), attribute_value(node, "axis", 1)
         numbers = self.constants.of(weight)
@@ -160,7 +156,6 @@ class _Folding:
         return np.rint(integers.astype(np.float32) * placed).astype(np.int8), roomy
 
     def _of_bias(self, layer: ir.Node) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the scale of a layer's input, and its bias in float64 if it is added as integers."""
         x = producer_of(layer.inputs[0], "DequantizeLinear") if _takes_integers(layer) else None
         bias = layer.inputs[2] if x is not None and len(layer.inputs) > 2 else None
         if x is None or bias is None:
@@ -235,7 +230,6 @@ class _Folding:
         layer.replace_input_with(2, self._add(name, numbers.astype(np.float32)))
 
     def fold_bias(self, layer: ir.Node) -> None:
-        """Replace a bias by the integers of ``compute_integers``, if the layer computes with integers."""
         x, numbers = self._of_bias(layer)
         weight = producer_of(layer.inputs[1], "DequantizeLinear") if numbers is not None else None
         if x is None or numbers is None or weight is None or "block_size" in weight.attributes:
@@ -308,7 +302,6 @@ def _out_of_blocks(
 
 
 def _stem(node: ir.Node) -> str:
-    """Return the name of the weight at the start of a chain of nodes."""
     value = node.inputs[0]
     while value is not None and (producer := value.producer()) is not None:
         value = producer.inputs[0]
@@ -316,7 +309,6 @@ def _stem(node: ir.Node) -> str:
 
 
 def _reads_integers(layer: ir.Node) -> bool:
-    """True if a layer reads an 8-bit activation."""
     return producer_of(layer.inputs[0], "DequantizeLinear") is not None
 
 

@@ -43,7 +43,6 @@ def fold_weight_normalization(model: ir.Model) -> bool:
 
 
 def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | None:
-    """Return v, the division and the norm of a normalized weight."""
     if node.op_type != "Mul" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
     for direction, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):

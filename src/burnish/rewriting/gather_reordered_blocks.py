@@ -21,8 +21,6 @@ LEAST_BLOCK = 1 << 12
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows ``start`` to ``end`` of a tensor."""
-
     whole: ir.Value
     start: int
     end: int
@@ -59,7 +57,6 @@ def gather_reordered_blocks(model: ir.Model) -> bool:
 
 
 def _part(value: ir.Value | None) -> _Part | None:
-    """Return the rows of another tensor of static shape that a value consists of, or None."""
     node = producer_of(value, "Slice", "Split")
     whole = None if node is None else node.inputs[0]
     if node is None or value is None or whole is None:

@@ -43,7 +43,6 @@ def _places(graph: ir.Graph) -> dict[ir.Node, int]:
 
 
 def _move(graph: ir.Graph, selection: ir.Node, places: dict[ir.Node, int]) -> bool:
-    """Move a selection before the products that it saves; return True if there are any."""
     source, index_operand = selection.inputs[:2]
     indices = None if index_operand is None else constant_array(index_operand)
     if source is None or source.shape is None or indices is None or indices.ndim > 1:
@@ -103,7 +102,6 @@ def _rewrite(
     indices: np.ndarray,
     places: dict[ir.Node, int],
 ) -> None:
-    """Make the nodes of a region compute only the selected rows."""
     selected: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in sorted((*region, selection), key=places.__getitem__):
         for index, value in enumerate(node.inputs):

@@ -55,7 +55,6 @@ class Grid:
 
     @property
     def _one(self) -> Tensor:
-        """A scale of one, in the shape of the zero point."""
         shape = [1] * (self.zero_integer.rank or 0)
         return self.scale.builder.constant(np.ones(shape, np.float32))
 
@@ -257,5 +256,4 @@ def terms_of(shape: Sequence[int], axis: int) -> int:
 
 
 def _pixels(images: ir.Value) -> tuple[int, ...] | None:
-    """Return the spatial extents of images, if known."""
     return None if images.shape is None else known_extents(images.shape.dims[2:]) or None

@@ -105,7 +105,6 @@ def _identity(operand: _Operand) -> object:
 
 
 def _updates(graph: ir.Graph) -> list[_Update]:
-    """Return the updates of a graph, ordered by their first nodes."""
     shapes: dict[ir.Node, Shape] = {}
     for node in reversed(graph):
         shape = _shape_of(node)
@@ -167,7 +166,6 @@ def _read(builder: Builder, joined: dict[str, list[Tensor]], kind: str, referenc
 
 
 def _joined_constant(arrays: tuple[np.ndarray, ...], lengths: list[int], rank: int) -> np.ndarray:
-    """Return the common single element, or one per row of the joined tensor if they differ."""
     if all(array.tobytes() == arrays[0].tobytes() for array in arrays):
         return arrays[0]
     rows = np.repeat(np.stack([array.reshape(()) for array in arrays]), lengths)
@@ -175,7 +173,6 @@ def _joined_constant(arrays: tuple[np.ndarray, ...], lengths: list[int], rank: i
 
 
 def _take_place(value: ir.Value, output: ir.Value) -> None:
-    """Replace an output of the graph, keeping its name and shape."""
     value.type, value.shape = output.type, output.shape
     replace_output(output, value)
     name, output.name = output.name, None

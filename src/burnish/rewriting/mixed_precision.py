@@ -85,7 +85,6 @@ class _Mixing:
         self._restore_outputs()
 
     def _place(self, node: ir.Node) -> None:
-        """Choose the dtype of a node and connect it to matching versions of its operands."""
         operands = self._operands(node)
         activations = [value for value in operands.values() if value not in self.fixed]
         is_standard = node.domain == ""
@@ -115,7 +114,6 @@ class _Mixing:
             self.computed += inner.computed
 
     def _restore_outputs(self) -> None:
-        """Restore the graph outputs to float32, under their names."""
         for value in dict.fromkeys(self.graph.outputs):
             if value in self.narrowed:
                 restored, name = self._version(value, ir.DataType.FLOAT, None), value.name
@@ -125,7 +123,6 @@ class _Mixing:
                         self.graph.outputs[index] = restored
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """True if a node depends only on weights and constants."""
         if node.op_type.startswith("Random") or bodies(node):
             return False
         return all(value in self.fixed for value in node.inputs if value is not None)
@@ -155,7 +152,6 @@ class _Mixing:
                 self.read_narrow.add(output)
 
     def _widen(self, node: ir.Node, besides: Collection[int] = ()) -> None:
-        """Connect a node and its bodies to the float32 versions of their inputs."""
         for index, value in enumerate(node.inputs):
             if value in self.narrowed and index not in besides:
                 node.replace_input_with(index, self._version(value, ir.DataType.FLOAT, node))
@@ -182,7 +178,6 @@ class _Mixing:
         return value.dtype == ir.DataType.FLOAT or value in self.narrowed
 
     def _takes(self, node: ir.Node) -> bool:
-        """True if the operator accepts the narrow dtype in the graph's opset."""
         schema = operator_schema(node.op_type, self.graph.opset_imports[""])
         assert schema is not None
         allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
@@ -220,7 +215,6 @@ def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[s
 
 
 def _names(node: ir.Node, weights: Collection[ir.Value]) -> set[str]:
-    """Return the names by which patterns select a node."""
     read = [(value.name or "").removeprefix("param/") for value in node.inputs if value is not None and value in weights]
     return {name for name in (node.name or "", *read, *(name.rsplit(".", 1)[0] for name in read)) if name}
 

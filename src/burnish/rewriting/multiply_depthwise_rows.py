@@ -72,7 +72,6 @@ class _Rows:
 
     @property
     def out_sizes(self) -> tuple[int, int]:
-        """Height and width of the output."""
         height, width = (
             size + begin + end - taps + 1
             for size, begin, end, taps in zip(self.sizes, self.begin, self.end, self.kernel, strict=True)

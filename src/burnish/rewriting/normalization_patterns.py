@@ -143,7 +143,6 @@ def _trailing_axes(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _without_leading_ones(shape: ir.Shape, rank: int) -> list[int | ir.SymbolicDim]:
-    """Return the dimensions without leading ones beyond ``rank``."""
     dims = list(shape.dims)
     while len(dims) > rank and dims[0] == 1:
         dims.pop(0)

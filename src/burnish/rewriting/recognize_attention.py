@@ -62,13 +62,11 @@ def recognize_attention(model: ir.Model) -> bool:
 
 
 def _say_why_not(product: ir.Node) -> None:
-    """Log the reason why a product of probabilities is not attention."""
     if _log.isEnabledFor(logging.DEBUG) and _reads_probabilities(product):
         _log.debug("%s is not attention: %s", describe_node(product), why_not(_ATTENTION, product.outputs[0], _is_of_heads))
 
 
 def _reads_probabilities(product: ir.Node) -> bool:
-    """True if a Softmax is one or two nodes before the left operand."""
     maker = producer_of(product.inputs[0])
     operands = () if maker is None else (maker.outputs[0], *maker.inputs)
     return any(producer_of(value, "Softmax") is not None for value in operands)
@@ -100,7 +98,6 @@ def _fit(query: ir.Value, key: ir.Value, value: ir.Value) -> bool:
 
 
 def _broadcasts(mask: ir.Value, scores: ir.Value) -> bool:
-    """True if a mask broadcasts to the scores."""
     if mask.shape is None or scores.shape is None or len(mask.shape) > len(scores.shape):
         return False
     pairs = zip(mask.shape.dims, scores.shape.dims[len(scores.shape) - len(mask.shape) :], strict=True)

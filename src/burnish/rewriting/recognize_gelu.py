@@ -50,7 +50,6 @@ def _keeps_shape(output: ir.Value, match: Match) -> bool:
 
 
 def _halved_product(x: Pattern, gate: Pattern) -> Pattern:
-    """Return the pattern of ``x * gate / 2``."""
     return Either(
         Product(x, gate, Number(0.5)),
         Node("Div", Node("Mul", x, gate), Number(2.0)),

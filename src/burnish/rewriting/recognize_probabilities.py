@@ -66,7 +66,6 @@ def _keeps_rank(output: ir.Value, match: Match) -> bool:
 
 
 def _operand(match: Match) -> ir.Value:
-    """Return the argument of the probabilities, or its negative (``negated``)."""
     value: ir.Value = match.found["negated" if "negated" in match.found else "x"]
     return value
 

@@ -83,13 +83,11 @@ def recompute_activations(
 
 
 def _by_name(chosen: Collection[int], whole: Forward, forward: Forward) -> set[int]:
-    """Convert a choice in a larger graph to the numbers of the smaller one; values have the same names in both."""
     names = {whole.values[number].name for number in chosen}
     return {number for number in forward.droppable if forward.values[number].name in names}
 
 
 def _sizes_by_name(graph: ir.Graph, sizes: Mapping[ir.Value, int | None]) -> dict[ir.Value, int | None]:
-    """Return the sizes of a graph's values from those of a larger one."""
     known = {value.name: size for value, size in sizes.items()}
     return {value: known.get(value.name) for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
 
@@ -179,8 +177,6 @@ def _waits(reshape: ir.Node) -> bool:
 
 
 class _Rewriting:
-    """Inserts a schedule into its graph."""
-
     def __init__(self, forward: Forward):
         self.forward = forward
         self.count = len(forward.values)
@@ -213,7 +209,6 @@ class _Rewriting:
                     task.node.replace_input_with(position, self.again[number])
 
     def _repeat(self, group: list[Task], before: ir.Node, passed: list[int]) -> None:
-        """Emit copies of forward nodes before a backward node."""
         builder = Builder(before.graph, before=before)  # type: ignore[arg-type]
         behind = _Behind(builder, [self.forward.values[number] for number in self._gradients_before(group, passed)])
         self.waited_for = len(passed)

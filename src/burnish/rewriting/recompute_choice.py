@@ -140,7 +140,6 @@ class Forward:
         return sum(self.cost(self.producer[value]) for value in again)
 
     def _reached_from(self, roots: Iterable[int]) -> set[int]:
-        """Return the values that depend on ``roots``, not just on their shapes."""
         reached = set(roots)
         for node, read, written in zip(self.nodes, self.reads, self.writes, strict=True):
             if node.op_type not in MEASURES and any(value in reached for value in read):

@@ -79,7 +79,6 @@ def refuse_lost_gradients(stopped: Mapping[ir.Value, ir.Node], wrt: Collection[i
 
 
 def _leading_to(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return these values and all that they depend on."""
     leading: set[ir.Value] = set()
     pending = list(values)
     while pending:
@@ -92,8 +91,6 @@ def _leading_to(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 class _Simulation:
-    """State of one walk over a graph and its bodies, in order."""
-
     def __init__(self, wrt: Collection[ir.Value]):
         self.stopped: dict[ir.Value, ir.Node] = {}
         self._dependent = set(wrt)
@@ -176,7 +173,6 @@ class _Simulation:
         replace_value(output, result.value)
 
     def _number(self, builder: Builder, value: ir.Value, dtype: ir.DataType) -> Tensor:
-        """Return an operand as floating-point numbers."""
         array = builder.tensor(value).array
         if value in self._numbers or array is None:
             return builder.cast(builder.tensor(self._numbers.get(value, value)), dtype)
@@ -214,7 +210,6 @@ class _Simulation:
         return [builder.tensor(output) for output in copy.outputs]
 
     def _limited(self, node: ir.Node, number: Tensor) -> Tensor:
-        """Emit Clip with bounds that are integers or omitted."""
         builder, integers = number.builder, node.inputs[0]
         assert integers is not None
         assert integers.dtype is not None

@@ -37,7 +37,6 @@ def train_pruning(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir.Valu
 def _update(
     graph: ir.Graph, nodes: Sequence[ir.Node], mark: PruningMark, step: Callable[[], ir.Value], updated: dict[ir.Value, ir.Value]
 ) -> None:
-    """Emit the next masks of weights with a common threshold."""
     builder = Builder(graph)
     sizes = [builder.op("Abs", builder.tensor(node.outputs[0])) for node in nodes]
     flat = [builder.op("Reshape", size, builder.integers([-1])) for size in sizes]
@@ -65,7 +64,6 @@ def _changes(now: Tensor, mark: PruningMark) -> Tensor:
 
 
 def _kept(now: Tensor, mark: PruningMark, count: int) -> Tensor:
-    """Return the number of weights kept after this step; at least one."""
     builder = now.builder
     left = builder.cast(mark.end - now, ir.DataType.DOUBLE) / float(mark.end - mark.begin)
     part = (1.0 - left * left * left) * mark.sparsity

@@ -66,7 +66,6 @@ def _scale_gradient(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, scal
 
 
 def _learned(scale: ir.Value) -> ir.Value:
-    """Return the scale before its bounds."""
     while (producer := scale.producer()) is not None and producer.op_type in ("Max", "Min") and producer.inputs[0] is not None:
         scale = producer.inputs[0]
     return scale
@@ -88,7 +87,6 @@ def _factor(builder: Builder, x: Tensor, mark: QuantizationMark, scale: ir.Value
 
 
 def _in_steps(mark: QuantizationMark, steps_per_epoch: int | None, node: ir.Node) -> QuantizationMark:
-    """Convert a mark's epochs to steps."""
     if mark.freeze_epochs is None:
         return mark
     if steps_per_epoch is None:

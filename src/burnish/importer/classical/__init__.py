@@ -60,7 +60,6 @@ def hold_preprocessing(model: ir.Model) -> bool:
 
 
 def _trains(node: ir.Node, value: ir.Value) -> bool:
-    """True if a node multiplies by a value or adds it to such a product."""
     if node.domain != "" or node.op_type in PRODUCTS:
         return node.domain == ""
     others = [operand.producer() for operand in node.inputs if operand is not None and operand is not value]

@@ -133,7 +133,6 @@ def _features(x: Tensor) -> int | str:
 
 
 def _fits(x: Tensor, values: np.ndarray) -> bool:
-    """True if there is one value, or one per feature as far as known."""
     return values.size == 1 or (values.size > 1 and x.dimension(-1) in (None, values.size))
 
 

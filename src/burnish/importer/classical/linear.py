@@ -169,7 +169,6 @@ def _class_labels(node: ir.Node) -> np.ndarray:
 
 
 def _is_negated(rows: np.ndarray) -> bool:
-    """True if the first of two rows is exactly the negated second."""
     return bool(np.array_equal(rows[0], -rows[1]))
 
 

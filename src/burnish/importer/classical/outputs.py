@@ -143,5 +143,4 @@ def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
 
 
 def _texts(value: Any) -> Any:
-    """Return an attribute's values for JSON: texts are bytes in the file."""
     return [item.decode() if isinstance(item, bytes) else item for item in value]

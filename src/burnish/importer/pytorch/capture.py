@@ -299,7 +299,6 @@ _READS_NO_VALUE = frozenset("__get__ size dim numel __len__ stride is_floating_p
 
 
 def _unregistered(module: torch.nn.Module, tensor: torch.Tensor) -> str:
-    """Describe a tensor by its attribute in the module, if any, and its shape."""
     for part, inner in module.named_modules():
         for name, value in inner.__dict__.items():
             for path, leaf in pytree.tree_flatten_with_path(value)[0]:
@@ -456,8 +455,6 @@ def _no_own_backward() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_packing() -> Iterator[None]:
-    """Refuse packed sequences, with an alternative."""
-
     def pack(*_: Any) -> Any:
         raise PackingError(
             "pack_padded_sequence packs by the values of lengths, and a graph has no extents that depend on values; give the "

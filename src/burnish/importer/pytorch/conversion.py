@@ -219,7 +219,6 @@ def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwar
 
 
 def _kinds(names: Iterable[str | None], leaves: Iterable[Any]) -> dict[str, str]:
-    """Return the kinds of leaves that are no real tensors, by name."""
     kinds = {}
     for name, leaf in zip(names, leaves, strict=True):
         if name is not None and (not isinstance(leaf, torch.Tensor) or leaf.is_complex()):
@@ -263,7 +262,6 @@ def next_name(name: str) -> str:
 
 
 def _apart(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
-    """Return a value that a node computes for one output only."""
     if value.producer() is not None and value not in others:
         return value
     node = ir.node("Identity", [value])

@@ -170,8 +170,6 @@ def _same_structure(value: Any, other: Any) -> bool:
 
 
 class _Asked(NamedTuple):
-    """A request to trace a module: with or without its hooks, the required modes, and the modes to try."""
-
     hooks: bool
     needed: frozenset[bool]
     modes: tuple[bool, ...]
@@ -211,7 +209,6 @@ class _Traced(NamedTuple):
 def _traced(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, asked: _Asked
 ) -> _Traced:
-    """Trace a module with an open batch if possible, else with the batch of the examples."""
     if dynamic_shapes is not None:
         return _Traced.of(module, args, kwargs, dynamic_shapes, asked)
     several, several_named = with_several_samples(args, kwargs)
@@ -236,8 +233,6 @@ def _traced(
 
 
 class _Converted(NamedTuple):
-    """One mode of a module as a model; see ``ExportedModule``."""
-
     model: ir.Model
     inputs: Structure
     outputs: Structure
@@ -313,8 +308,6 @@ def traced_values(
 
 
 class _Recorded(fx.Interpreter):
-    """Runs a graph and keeps the value of each node."""
-
     def __init__(self, module: fx.GraphModule):
         super().__init__(module)
         self.values: dict[str, Any] = {}

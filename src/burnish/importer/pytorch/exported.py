@@ -46,7 +46,6 @@ def symbol_names(program: torch.export.ExportedProgram, shapes: Any) -> dict[str
 
 
 def _apart(names: dict[str, str]) -> dict[str, str]:
-    """Number duplicate names."""
     taken: dict[str, int] = {}
     result = {}
     for symbol, name in names.items():
@@ -120,14 +119,12 @@ class Extents:
 
 
 def _settled(expression: Any, replacements: Mapping[Any, Any]) -> Any:
-    """Return an expression with replaced symbols resolved."""
     while (following := expression.xreplace(replacements)) != expression:
         expression = following
     return expression
 
 
 def _value(expression: Any, symbols: Mapping[Any, Any]) -> int | bool | None:
-    """Return the value of an expression; None if it is open."""
     value = expression.xreplace(symbols)
     if value in (sympy.true, sympy.false):
         return bool(value)

@@ -106,7 +106,6 @@ def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, c
 
 
 def _graphs(graph: fx.Graph, buffers: Mapping[str, str]) -> Iterator[tuple[fx.Graph, Mapping[str, str]]]:
-    """Yield a graph and the graphs inside ``torch.no_grad()``, each with its placeholders' buffers."""
     yield graph, buffers
     for node in graph.nodes:
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
@@ -118,7 +117,6 @@ def _graphs(graph: fx.Graph, buffers: Mapping[str, str]) -> Iterator[tuple[fx.Gr
 
 
 def _held(node: fx.Node) -> fx.GraphModule:
-    """Return the graph inside ``torch.no_grad()``."""
     part = getattr(node.graph.owning_module, str(node.args[1].target))  # type: ignore[union-attr]
     assert isinstance(part, fx.GraphModule)
     return part
@@ -252,7 +250,6 @@ def _drawn(graph: fx.Graph, x: Any, like: Any, ratio: Any) -> fx.Node:
 
 
 def _attention_shares(graph: fx.Graph, query: Any, key: Any, options: Mapping[str, Any]) -> fx.Node:
-    """Return the attention probabilities."""
     if options.get("enable_gqa"):
         raise UnsupportedOperatorError(
             "scaled_dot_product_attention has dropout_p in evaluation too, and enable_gqa: give it dropout_p=0 there "
@@ -276,7 +273,6 @@ def _attention_shares(graph: fx.Graph, query: Any, key: Any, options: Mapping[st
 
 
 def _first_places(graph: fx.Graph, x: Any) -> Any:
-    """Return the first value of each channel."""
     for axis in range(2, x.meta["val"].dim()):
         x = graph.call_function(aten.slice.Tensor, (x, axis, 0, 1))
     return x
@@ -307,7 +303,6 @@ def take_parts(program: torch.export.ExportedProgram) -> None:
 
 
 def _slices(node: fx.Node) -> list[fx.Node]:
-    """Return the slices for equal parts along an open axis; empty otherwise."""
     given: Any = node.args
     whole, count, axis = (*given, node.kwargs.get("dim", 0))[:3]
     extent = whole.meta["val"].shape[axis]
@@ -421,7 +416,6 @@ def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str
 
 
 def _padding(node: fx.Node) -> int | None:
-    """Return the row to which an embedding passes no gradient."""
     if node.target != aten.embedding.default or len(node.args) < 3:
         return None
     row: Any = node.args[2]
@@ -516,7 +510,6 @@ def same_but_for_mode(training: fx.Graph, evaluation: fx.Graph) -> bool:
 
 
 def _same_parts(left: fx.Node, right: fx.Node) -> bool:
-    """True if two attributes are equal graphs, such as those inside ``torch.no_grad()``."""
     parts = [getattr(node.graph.owning_module, str(node.target), None) for node in (left, right)]
     if not all(isinstance(part, fx.GraphModule) for part in parts):
         return False

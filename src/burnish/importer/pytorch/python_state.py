@@ -111,7 +111,6 @@ class PythonState:
 
     @contextmanager
     def _as_left(self, counted: Mapping[str, tuple[Any, str, Any]], refilled: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-        """Set the attributes as the previous call left them."""
         try:
             for container, contents in refilled:
                 _refill(container, contents)
@@ -123,7 +122,6 @@ class PythonState:
 
     @contextmanager
     def _with_draws(self, word: int) -> Iterator[None]:
-        """Make the first random numbers minimal or maximal."""
         try:
             words = [_before_tempering(word)] * EXTREME + [int(each) for each in self._numpy[1][EXTREME:]]
             random.setstate((self._python[0], (*words, 0), None))
@@ -191,7 +189,6 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _before_tempering(word: int) -> int:
-    """Return the Mersenne twister state word that produces a random word."""
     word ^= word >> 18
     word ^= (word << 15) & 0xEFC60000
     first = word

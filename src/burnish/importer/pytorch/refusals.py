@@ -110,7 +110,6 @@ def _described(error: BaseException, module: torch.nn.Module) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception and its causes, first cause first."""
     chain: list[BaseException] = []
     while error is not None:
         chain.append(error)
@@ -153,7 +152,6 @@ def place_of(node: fx.Node) -> str:
 
 
 def _noted_place(node: fx.Node) -> tuple[str | None, str]:
-    """Return the line and the part that PyTorch recorded for a node."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     part = next((path for path, _ in reversed(list(stack.values())) if path), "")
     lines = [(filename, int(number)) for filename, number in _FRAME.findall(node.meta.get("stack_trace") or "")]

@@ -75,7 +75,6 @@ def recurrent(activation: str) -> Callable[..., Any]:
 
 
 def _together(matrices: Sequence[Any]) -> Any:
-    """Stack the matrices of all directions."""
     each = [op.Unsqueeze(matrix, _integers([0])) for matrix in matrices]
     return each[0] if len(each) == 1 else op.Concat(*each, axis=0)
 

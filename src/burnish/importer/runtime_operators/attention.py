@@ -237,7 +237,6 @@ def relative_position_bias(op: Operation) -> Results:
 
 
 def _places(op: Operation, index: int) -> Tensor:
-    """Return the numbers from 0 up to a length operand."""
     builder = op.builder
     length = builder.op("Reshape", builder.cast(op.required(index), _INDEX), builder.integers([]))
     return builder.op("Range", builder.scalar(0, _INDEX), length, builder.scalar(1, _INDEX))

@@ -20,7 +20,6 @@ _SKIP_EPSILON = 1e-12
 def _layer(
     op: Operation, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int = -1, statistics: int = 0
 ) -> tuple[Tensor, ...]:
-    """Emit layer normalization with its first ``statistics`` additional outputs."""
     operands = [x, *(None if operand is None else op.builder.cast(operand, x.dtype) for operand in (scale, bias))]
     attributes: dict[str, Any] = {"axis": axis, "epsilon": epsilon}
     if statistics:
@@ -102,7 +101,6 @@ def embed_layer_normalization_of_integers(op: Operation) -> tuple[Tensor | None,
 def _embedded(
     op: Operation, operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], positions: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Normalize the sum of embeddings; positions count up by default."""
     builder, words, segments = op.builder, op.input, op.optional(1)
     total = builder.op("Gather", operands[0], words, axis=0)
     if positions is None:

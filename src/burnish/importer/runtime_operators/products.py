@@ -82,7 +82,6 @@ _PLAIN = frozenset({"HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tan
 
 
 def _activated(op: Operation, x: Tensor, parameters: dict[str, Any]) -> Tensor:
-    """Apply the attribute ``activation``, if present."""
     builder, name = op.builder, op.attribute("activation", "")
     if not name:
         return x
@@ -99,7 +98,6 @@ def _activated(op: Operation, x: Tensor, parameters: dict[str, Any]) -> Tensor:
 
 
 def _named_parameters(op: Operation) -> dict[str, float]:
-    """Return the activation's parameters, each from its own attribute."""
     names = _PARAMETERS.get(op.attribute("activation", ""), ())
     values: dict[str, Any] = {name: op.attribute(f"activation_{name}") for name in names}
     return {name: value for name, value in values.items() if value is not None}

@@ -49,7 +49,6 @@ _CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strid
 
 
 def _grid(scale: Tensor) -> Tensor:
-    """Return a scale or zero point with one number as a scalar."""
     return scale.builder.op("Reshape", scale, scale.builder.integers([])) if scale.rank == 1 and _is_one(scale) else scale
 
 
@@ -58,14 +57,12 @@ def _is_one(scale: Tensor) -> bool:
 
 
 def _numbers(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int | None = None) -> Tensor:
-    """Return dequantized integers."""
     if _is_one(scale):
         scale, zero, axis = _grid(scale), None if zero is None else _grid(zero), None
     return x.builder.op("DequantizeLinear", x, scale, zero, axis=axis)
 
 
 def _operand(op: Operation, index: int, axis: int | None = None) -> Tensor:
-    """Return the dequantized operand at an index, followed by its scale and zero point."""
     return _numbers(op.required(index), op.required(index + 1), op.optional(index + 2), axis)
 
 
