@@ -111,7 +111,6 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
     position: dict[ir.Node | None, int] = {None: -1, **{node: index for index, node in enumerate(nodes)}}
 
     def ready(exchange: ir.Node) -> int:
-        """Return the position of the node that computes the last operand."""
         return max((position[value.producer()] for value in exchange.inputs if value is not None), default=-1)
 
     exchanges = [node for node in nodes if node.domain == BURNISH_DOMAIN and attribute_value(node, "purpose", "") == "gradient"]

@@ -30,7 +30,6 @@ class SpreadRunner(ProgramRunner):
         return self._runner.route
 
     def _spread(self) -> Collection[str]:
-        """Return the entries held, entirely or in part, by other workers."""
         return ()
 
     def _whole(self, own: Arrays) -> Arrays:

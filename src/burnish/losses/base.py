@@ -327,11 +327,6 @@ class ElementwiseLoss(LossBase):
         """Emit the loss of each element, in the prediction's shape."""
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``targets``: dtype and shape of the prediction.
-
-        Raises:
-            ConfigurationError: the prediction is not floating-point, or its rank is unknown.
-        """
         (prediction,) = predictions
         minimum, maximum = self.label_range
         shape = floating_shape(self.name, prediction)
@@ -375,7 +370,6 @@ class Wrapping(NamedSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """The scale of the wrapped loss."""
         return getattr(self.loss, "scale", None)
 
     def bind(self, outputs: Sequence[str]) -> Self:

@@ -158,7 +158,6 @@ class Focal(LossBase):
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from logits ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         (logits,), (label,) = predictions, labels
         classified_shape(self.name, logits, self.weight)
         builder = logits.builder

@@ -100,7 +100,6 @@ class WeightedSum(PlainSettings):
         return tuple(specs.values())
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of every summand."""
         by_name = self._labels(predictions, labels)
         names = iter(self._term_names())
         terms = []
@@ -256,11 +255,6 @@ class Resized(Wrapping):
         object.__setattr__(self, "size", sides)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of the loss, with the height and width given here.
-
-        Raises:
-            ConfigurationError: the loss rejects the prediction, or it is not ``[N, C, height, width]``.
-        """
         shape = floating_shape(self.name, predictions[0])
         if len(shape) != 4:
             raise ConfigurationError(
@@ -277,7 +271,6 @@ class Resized(Wrapping):
         return tuple(replace(spec, shape=(*spec.shape[:-PLANE], *sides)) for spec in specs)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss, computed from the resized prediction."""
         self.label_specs(predictions)
         return self.loss.terms([self._resized(predictions[0], labels[0])], labels)
 
@@ -347,11 +340,6 @@ class Standardized(Wrapping):
             raise ConfigurationError(f"{self.name}: {len(self.mean)} means and {len(self.std)} standard deviations: give as many")
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the targets of the loss.
-
-        Raises:
-            ConfigurationError: the loss rejects the prediction, or the prediction's last axis does not match the means.
-        """
         specs = self.loss.label_specs(predictions)
         width = predictions[0].dimension(-1) if predictions[0].rank else None
         if len(self.mean) > 1 and width not in (None, len(self.mean)):
@@ -362,7 +350,6 @@ class Standardized(Wrapping):
         return specs
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss, computed from the standardized prediction and target."""
         self.label_specs(predictions)
         return self.loss.terms([self._scaled(predictions[0])], [self._scaled(labels[0])])
 

@@ -181,11 +181,6 @@ class CrossEntropy(LossBase):
         return None if self.probabilities else "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``labels`` (the prediction's shape without the class axis) or of ``targets`` (its shape).
-
-        Raises:
-            ConfigurationError: the prediction is not floating-point, has no class axis, or not one class per weight.
-        """
         (prediction,) = predictions
         if not self.probabilities:
             return (class_labels(self.name, prediction, self.ignore_index, self.weight, self.class_axis),)
@@ -285,7 +280,6 @@ class NegativeLogLikelihood(LossBase):
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from log-probabilities ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         (log_p,), (label,) = predictions, labels
         classified_shape(self.name, log_p, self.weight)
         labelled = Labelled(log_p, label, self.ignore_index, self.weight)

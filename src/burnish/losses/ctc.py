@@ -67,7 +67,6 @@ class ConnectionistTemporalClassification(LossBase):
             )
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
-        """Return None: no metric supports alignments."""
         return None
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
@@ -99,11 +98,6 @@ class ConnectionistTemporalClassification(LossBase):
         )
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term.
-
-        Raises:
-            ConfigurationError: ``label_specs`` rejects the prediction.
-        """
         self.label_specs(predictions)
         (logits,), (label, input_lengths, target_lengths) = predictions, labels
         builder = logits.builder
@@ -147,7 +141,6 @@ class ConnectionistTemporalClassification(LossBase):
 
 
 def _range(tensor: Tensor, axis: int) -> Tensor:
-    """Emit 0, 1, ... up to the extent of an axis, int64."""
     builder = tensor.builder
     extent = builder.op("Squeeze", builder.op("Shape", tensor, start=axis, end=axis + 1), builder.integers([0]), shape=())
     return builder.op("Range", builder.scalar(0, ir.DataType.INT64), extent, builder.scalar(1, ir.DataType.INT64))

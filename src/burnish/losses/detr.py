@@ -70,7 +70,6 @@ class Detr(DetectionLoss):
 
     @property
     def is_focal(self) -> bool:
-        """True if each class is a yes-or-no question."""
         return self.class_loss == "focal"
 
     @property
@@ -79,11 +78,6 @@ class Detr(DetectionLoss):
         return Reading(self.output(0)), Reading(self.output(1), SIGMOID if self.is_focal else softmax, position=1)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the specs of the objects.
-
-        Raises:
-            ConfigurationError: the predictions have another shape.
-        """
         scores = check_predictions(
             self, predictions, [one.name for one in predictions], None, 4, ("classes" if self.is_focal else "classes + 1", "")
         )
@@ -171,7 +165,6 @@ class Detr(DetectionLoss):
 
 
 def _centred(boxes: Corners) -> Tensor:
-    """Emit centre and size along the last axis."""
     return boxes.left.builder.op("Concat", *boxes.center, boxes.width, boxes.height, axis=-1)
 
 

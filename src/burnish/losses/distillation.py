@@ -134,12 +134,10 @@ class Distillation(PlainSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """The scale of the loss of the labels."""
         return getattr(self.loss, "scale", None)
 
     @property
     def axis(self) -> int:
-        """The axis of the classes."""
         activation = self.loss.readings[0].activation
         assert activation is not None
         assert activation.axis is not None
@@ -159,11 +157,6 @@ class Distillation(PlainSettings):
         return load(self.teacher, batch=batch)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of the loss unless alpha is 1, and ``teacher_logits`` if there is no teacher.
-
-        Raises:
-            ConfigurationError: the loss rejects the prediction.
-        """
         specs = self.loss.label_specs(predictions[:1]) if self.alpha < 1 else ()
         if self.teacher is not None:
             return specs

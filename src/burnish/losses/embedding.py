@@ -68,7 +68,6 @@ class EmbeddingLoss(LossBase):
             check_same_shape(self.name, predictions[0], prediction)
 
     def reduced(self, samples: Tensor) -> tuple[Term, ...]:
-        """Emit the term from the loss of each sample."""
         return mean_or_sum(samples, self.reduction)
 
 
@@ -96,18 +95,12 @@ class CosineEmbedding(EmbeddingLoss):
             raise ConfigurationError(f"{self.name}: margin must be between -1 and 1, not {self.margin!r}")
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``targets``, in the embeddings' shape without the features.
-
-        Raises:
-            ConfigurationError: an embedding is not floating-point or has no feature axis, or the shapes differ.
-        """
         self.check_embeddings(predictions, FEATURE_AXIS + 1)
         shape = floating_shape(self.name, predictions[0])
         extents = shape[:FEATURE_AXIS] + shape[FEATURE_AXIS + 1 :]
         return (LabelSpec("targets", predictions[0].dtype, extents, -1, 1, two_values=True),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from two embeddings ``[N, features, ...]`` and targets ``[N, ...]`` of -1 and 1."""
         self.check_embeddings(predictions, FEATURE_AXIS + 1)
         (first, second), (target,) = predictions, labels
         builder = first.builder
@@ -160,16 +153,10 @@ class TripletMargin(EmbeddingLoss):
         return options | {"p": "inf"} if self.p == math.inf else options
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return no spec.
-
-        Raises:
-            ConfigurationError: an embedding is not floating-point or has no axis, or the shapes differ.
-        """
         self.check_embeddings(predictions, 1)
         return ()
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from three embeddings ``[N, ..., features]``."""
         self.check_embeddings(predictions, 1)
         anchor, positive, negative = predictions
         apart = self._distance(anchor, negative)

@@ -108,7 +108,6 @@ class MultiMargin(LossBase):
         return (class_labels(self.name, predictions[0], None, self.weight),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from scores ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         (scores,), (label,) = predictions, labels
         classified_shape(self.name, scores, self.weight)
         builder = scores.builder

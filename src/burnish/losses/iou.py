@@ -54,7 +54,6 @@ class Corners(NamedTuple):
         return (self.left + self.right) * 0.5, (self.top + self.bottom) * 0.5
 
     def joined(self) -> Tensor:
-        """Emit ``[left, top, right, bottom]`` along the last axis."""
         return self.left.builder.op("Concat", *self, axis=-1)
 
     def unsqueezed(self, axis: int) -> Corners:
@@ -181,11 +180,6 @@ class BoxLoss(LossBase):
         check_number(self.name, "epsilon", self.epsilon, above=0)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``targets``: dtype and shape of the prediction.
-
-        Raises:
-            ConfigurationError: the prediction is not floating-point, or its last axis is not 4.
-        """
         (prediction,) = predictions
         shape = floating_shape(self.name, prediction)
         if not shape or (isinstance(shape[-1], int) and shape[-1] != 4):
@@ -196,11 +190,6 @@ class BoxLoss(LossBase):
         return (LabelSpec("targets", prediction.dtype, shape),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from boxes and targets of the same shape ``[..., 4]``.
-
-        Raises:
-            ConfigurationError: ``label_specs`` rejects the prediction, or the shapes are known to differ.
-        """
         self.label_specs(predictions)
         (prediction,), (target,) = predictions, labels
         check_same_shape(self.name, prediction, target)

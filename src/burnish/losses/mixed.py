@@ -79,11 +79,6 @@ class Mixed(Wrapping):
             )
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the labels of the loss.
-
-        Raises:
-            ConfigurationError: the loss rejects the prediction, or does not have one label per sample.
-        """
         specs = self.loss.label_specs(predictions)
         if len(specs) != 1 or (not specs[0].dtype.is_floating_point() and len(specs[0].shape) != 1):
             raise ConfigurationError(
@@ -99,7 +94,6 @@ class Mixed(Wrapping):
         return specs
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the terms of the loss for unmixed samples."""
         self.label_specs(predictions)
         return self.loss.terms(predictions, labels)
 
@@ -107,7 +101,6 @@ class Mixed(Wrapping):
         return self.loss.compared(predictions, labels)
 
     def draws(self, builder: Builder, key: Tensor) -> Draws:
-        """Emit the random numbers of a step from its key."""
         places = builder.constant(np.zeros(3, np.float32))
         flat = uniform(builder, key, STREAM + 3, places, ir.DataType.FLOAT, numbered=ALIKE)
         chosen, centre = (builder.op("Slice", flat, *(builder.integers([end]) for end in ends)) for ends in ((0, 1), (1, 3)))
@@ -196,7 +189,6 @@ class Mixed(Wrapping):
         return masks[0], masks[1], builder.cast(covered, dtype) / builder.cast(area, dtype)
 
     def _axes(self, x: Tensor) -> tuple[int, int]:
-        """Return the axes of height and width."""
         if x.rank != 4:
             raise ConfigurationError(
                 f"{self.name}: CutMix cuts boxes out of images, and the input '{x.name}' is none of four axes: take mixup"

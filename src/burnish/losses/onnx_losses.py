@@ -56,11 +56,6 @@ class OutputLoss(LossBase):
         return (Reading(self.output),)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return no spec: the labels are inputs of the model.
-
-        Raises:
-            ConfigurationError: the output is not floating-point, or its rank is unknown.
-        """
         floating_shape(self.name, predictions[0])
         return ()
 
@@ -158,11 +153,6 @@ class OnnxLoss(LossBase):
         return tuple(specs)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit the nodes of the loss graph and one term.
-
-        Raises:
-            ConfigurationError: ``label_specs`` rejects the predictions, or an operator has another meaning in the model's opset.
-        """
         specs = self.label_specs(predictions)
         inputs = dict(zip(self.read, predictions, strict=True)) | {
             spec.name: label for spec, label in zip(specs, labels, strict=True)

@@ -50,11 +50,6 @@ class RegionLoss(LossBase):
         check_ignore_index(self.name, self.ignore_index)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``labels``.
-
-        Raises:
-            ConfigurationError: the prediction is not floating-point, has no positions, or an unknown number of classes.
-        """
         (prediction,) = predictions
         check_positions(self.name, prediction)
         if prediction.dimension(CLASS_AXIS) is None:
@@ -143,7 +138,6 @@ class Dice(DiceBase, RegionLoss):
         RegionLoss.__post_init__(self)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from logits ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         return self.overlap(*self.probabilities_and_targets(predictions[0], labels[0]))
 
 
@@ -156,17 +150,11 @@ class BinaryDice(DiceBase):
     readings = (Reading(activation=SIGMOID),)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the spec of ``targets``.
-
-        Raises:
-            ConfigurationError: the prediction is not floating-point, or has no positions.
-        """
         (prediction,) = predictions
         check_positions(self.name, prediction)
         return (LabelSpec("targets", prediction.dtype, floating_shape(self.name, prediction), 0, 1),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from logits and targets ``[N, C, d1, ...]``."""
         (logits,), (target,) = predictions, labels
         check_positions(self.name, logits)
         check_same_shape(self.name, logits, target)
@@ -211,7 +199,6 @@ class Tversky(RegionLoss):
         check_number(self.name, "gamma", self.gamma, above=0)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from logits ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         p, target = self.probabilities_and_targets(predictions[0], labels[0])
         hits = sum_over_positions(p * target)
         misses = (sum_over_positions(p) - hits) * self.alpha + (sum_over_positions(target) - hits) * self.beta
@@ -242,7 +229,6 @@ class Lovasz(RegionLoss):
         check_reduction(self.name, self.reduction)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
-        """Emit one term, from logits ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
         p, target = (self._flat(tensor) for tensor in self.probabilities_and_targets(predictions[0], labels[0]))
         builder = p.builder
         width = builder.op("Shape", p, start=2, end=3)
@@ -264,7 +250,6 @@ class Lovasz(RegionLoss):
         return (Term(sum_of(element * present), one if self.reduction == "sum" else sum_of(present)),)
 
     def _flat(self, tensor: Tensor) -> Tensor:
-        """Emit ``[N, C, positions]``."""
         builder = tensor.builder
         classes = tensor.dimension(CLASS_AXIS)
         assert classes is not None

@@ -118,11 +118,6 @@ class Ssd(DetectionLoss):
         return Reading(self.output(0)), Reading(self.output(1), softmax, position=1)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the specs of the objects.
-
-        Raises:
-            ConfigurationError: the predictions have another shape, such as another number of default boxes.
-        """
         layout = "1 + classes", ", or give the grids, scales and ratios of the model"
         scores = check_predictions(self, predictions, [one.name for one in predictions], len(self.default_boxes), 4, layout)
         if scores < 2:

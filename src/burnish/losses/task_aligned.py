@@ -100,15 +100,9 @@ class TaskAligned(DetectionLoss):
 
     @property
     def cells(self) -> int:
-        """The number of cells in all grids."""
         return sum(height * width for height, width in self.grids)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
-        """Return the specs of the objects.
-
-        Raises:
-            ConfigurationError: the predictions have another shape, such as another number of cells.
-        """
         layout = "classes", ", or give the grids and the bins of the model, or channels_first=True"
         names = [prediction.name for prediction in predictions]
         predictions = self._cells_first(predictions)
@@ -184,7 +178,6 @@ class TaskAligned(DetectionLoss):
         return corners(builder.op("Concat", centres - before * sizes, centres + after * sizes, axis=2))
 
     def _assign(self, boxes: Corners, scores: Tensor, objects: Objects) -> _Assignment:
-        """Emit the object of each cell; passes no gradient."""
         builder = scores.builder
         boxes, scores = Corners(*map(STOP_GRADIENT, boxes)), STOP_GRADIENT(scores)
         own, last = objects.boxes.unsqueezed(2), builder.integers([3])

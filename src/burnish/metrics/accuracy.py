@@ -29,7 +29,6 @@ class Accuracy(Quotient):
     higher_is_better: ClassVar[bool] = True
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit sum and count, int64 scalars."""
         builder = compared.prediction.builder
         if isinstance(compared.loss, CrossEntropy) and compared.loss.probabilities:
             is_right = builder.op("Equal", best_class(compared.prediction), best_class(compared.label))
@@ -63,11 +62,6 @@ class TopK(Quotient):
         return f"top_{self.k}"
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit sum and count, int64 scalars.
-
-        Raises:
-            ConfigurationError: the labels are not class indices, or there are fewer classes than k.
-        """
         prediction, builder = compared.prediction, compared.prediction.builder
         if compared.spec.name != "labels":
             raise does_not_fit(self.name, "class indices", compared, "mean_absolute_error")

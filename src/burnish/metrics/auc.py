@@ -89,7 +89,6 @@ class AreaUnderCurve(MetricBase):
         return {POSITIVES: tally(shape, index, asked.positives, 1), NEGATIVES: tally(shape, index, asked.negatives, 1)}
 
     def figure(self, compared: Compared, totals: Mapping[str, Tensor], dtype: ir.DataType) -> Tensor:
-        """Emit the exact area of a batch, without its totals."""
         asked = self._questions(compared)
         builder = asked.scores.builder
         extents = builder.op("Shape", asked.scores)
@@ -112,7 +111,6 @@ class AreaUnderCurve(MetricBase):
         return builder.cast(mean_over_classes(areas, there * has_pairs if self.average == "weighted" else has_pairs), dtype)
 
     def combine(self, totals: Mapping[str, np.ndarray]) -> float:
-        """Return the area from added totals, within ``error_bound`` of the exact one."""
         positives, negatives = totals[POSITIVES], totals[NEGATIVES]
         below = np.cumsum(negatives, axis=1) - negatives
         return self._mean(totals, (positives * (2 * below + negatives)).sum(axis=1))
@@ -203,7 +201,6 @@ def _in_order(tensor: Tensor, order: Tensor) -> Tensor:
 
 
 def _bounded_log(p: Tensor) -> Tensor:
-    """Emit ``log p``, finite for p = 0 too."""
     builder = p.builder
     return builder.op("Log", builder.op("Max", p, builder.scalar(LEAST, p), like=p))
 

@@ -40,11 +40,6 @@ class AveragePrecision(MetricBase):
     is_of_rows: ClassVar[bool] = True
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the rows.
-
-        Raises:
-            ConfigurationError: the loss is not for detectors, or lacks an input of the metric.
-        """
         detections = compared.detections
         if detections is None:
             raise ConfigurationError(

@@ -29,7 +29,6 @@ class MeanAbsoluteError(Quotient):
     higher_is_better: ClassVar[bool] = False
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the sum in the prediction's dtype (float32 for sixteen bits), and the count, int64."""
         difference = _difference(self.name, compared)
         builder = difference.builder
         total = builder.op("ReduceSum", builder.op("Abs", difference), keepdims=0)
@@ -44,7 +43,6 @@ class MeanSquaredError(Quotient):
     higher_is_better: ClassVar[bool] = False
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the sum in the prediction's dtype (float32 for sixteen bits), and the count, int64."""
         return {SUM: _squares(self.name, compared), COUNT: compared.prediction.builder.op("Size", compared.prediction)}
 
 
@@ -56,7 +54,6 @@ class RootMeanSquaredError(MetricBase):
     higher_is_better: ClassVar[bool] = False
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
-        """Emit the sum of squares in the prediction's dtype (float32 for sixteen bits), and the number of elements, int64."""
         elements = compared.prediction.builder.op("Size", compared.prediction)
         return {SQUARES: _squares(self.name, compared), "elements": elements}
 

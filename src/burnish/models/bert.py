@@ -72,13 +72,11 @@ def bert(
 
 
 def _gaps(network: Transformer, x: Tensor, table: Tensor, vocabulary: int) -> Tensor:
-    """Emit the scores of the vocabulary for each token."""
     x = network.activated(network.dense("head.dense", x, network.width, network.width), "gelu")
     return network.scores(network.norm("head.norm", x), table) + network.weight("head.bias", np.zeros(vocabulary))
 
 
 def _classes(network: Transformer, x: Tensor, classes: int) -> Tensor:
-    """Emit the scores of the classes, from the first token's vector."""
     builder = network.builder
     first = builder.op("Gather", x, builder.scalar(0, ir.DataType.INT64), axis=1)
     pooled = builder.op("Tanh", network.dense("pooler", first, network.width, network.width))

@@ -95,6 +95,5 @@ def create(
 
 
 def _initial(model: ir.Model) -> onnx.ModelProto:
-    """Mark a model as untrained, and return it as a proto."""
     INITIAL.set(model, True)
     return ir.to_proto(model)

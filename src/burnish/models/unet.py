@@ -63,7 +63,6 @@ def unet(input_shape: Sequence[int], classes: int = 2, width: int = 16, seed: in
 
 
 def _stage(network: Layers, name: str, x: Tensor, channels_in: int, channels_out: int) -> Tensor:
-    """Emit two normalized 3x3 convolutions with ReLU."""
     y = network.builder.op("Relu", network.normalized_convolution(f"{name}.first", x, channels_in, channels_out))
     return network.builder.op("Relu", network.normalized_convolution(f"{name}.second", y, channels_out, channels_out))
 

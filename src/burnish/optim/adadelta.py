@@ -32,7 +32,7 @@ class Adadelta(RatedOptimizer):
     ``square_avg``, ``acc_delta``).
 
     Args:
-        lr: factor of the update, the default of the program's input ``lr``; or a schedule.
+        lr: factor of the update, or a schedule.
         rho: decay of the mean squares per step, in [0, 1).
         eps: added to both mean squares; its root is the size of the first updates.
         weight_decay: L2 penalty, added to the gradient.

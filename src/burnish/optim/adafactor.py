@@ -59,7 +59,7 @@ class Adafactor(RatedOptimizer):
     no batch reads keep their values and r.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. It bounds the change of a step relative to
+        lr: learning rate, or a schedule. It bounds the change of a step relative to
             the parameter's root mean square; the method lowers it with 1 / sqrt(t).
         beta2_decay: exponent of t in the share of a new squared gradient, 0 or below.
         eps: smallest divisor from the second moment, above 0, or None for the spacing of the dtype at 1; and smallest root mean
@@ -137,7 +137,6 @@ class Adafactor(RatedOptimizer):
 
 
 def _estimate(means: Mapping[Slot, Tensor], eps: Tensor) -> Tensor:
-    """Emit the second moment of every element, from its factors if there are any."""
     if VARIANCE in means:
         return means[VARIANCE]
     row, column = means[ROW_VARIANCE], means[COLUMN_VARIANCE]

@@ -34,7 +34,7 @@ class Adagrad(RatedOptimizer):
     State: ``sum_of_squares/<initializer>``, in the parameter's dtype and shape (PyTorch's ``sum``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         lr_decay: growth of the rate's divisor per step.
         weight_decay: L2 penalty, added to the gradient.
         initial_accumulator_value: initial sum of squares.
@@ -98,7 +98,7 @@ class RowwiseAdagrad(RatedOptimizer):
     State: ``sum_of_mean_squares/<initializer>``, in the parameter's dtype, one number per row (FBGEMM's ``momentum1``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         eps: added to the root of the accumulator.
         weight_decay: L2 penalty, added to the gradient.
 

@@ -63,7 +63,7 @@ class Adam(MomentOptimizer):
     ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient (see ``adamw`` for decay of the weight itself).
@@ -115,7 +115,7 @@ class AdamW(Adam):
     Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. The state is Adam's.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: share of the weight, times lr, subtracted at every step.

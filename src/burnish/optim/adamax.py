@@ -31,7 +31,7 @@ class Adamax(RatedOptimizer):
     ``exp_avg``, ``exp_inf``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         betas: decay of the first moment and of the largest gradient per step, each in [0, 1).
         eps: added to the size of every gradient.
         weight_decay: L2 penalty, added to the gradient.

@@ -32,7 +32,7 @@ class ASGD(RatedOptimizer):
     dtype and shape, which starts as the parameter (PyTorch's ``ax``); ``parameters="average"`` evaluates and exports it.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         lambd: decay of the weights and of the rate.
         alpha: power of the falling rate.
         t0: number of updates before averaging begins; until then the average equals the parameters.

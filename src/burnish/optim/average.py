@@ -151,7 +151,6 @@ class StochasticWeightAverage(ParameterAverage):
         return step.builder.op("Where", self._is_taken(step), counted + 1, counted)
 
     def _is_taken(self, step: Tensor) -> Tensor:
-        """Emit True if the parameters after this update belong to the average; bool scalar."""
         builder = step.builder
         since = step + (1 - self.start)
         is_on = builder.op("GreaterOrEqual", since, 0)

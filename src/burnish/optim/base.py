@@ -56,9 +56,7 @@ class Schedule(Protocol):
     """A learning rate computed in the graph from the step, so that the training loop needs no code for it."""
 
     @property
-    def name(self) -> str:
-        """Name of the schedule in ``get``."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def end(self) -> int | None:
@@ -104,9 +102,7 @@ class Optimizer(Protocol):
     """A pure graph builder: (parameters, gradients, state, step) -> (next parameters, next state)."""
 
     @property
-    def name(self) -> str:
-        """Name of the optimizer in ``get``."""
-        ...
+    def name(self) -> str: ...
 
     def hyperparameters(self) -> dict[str, float | None]:
         """Return the scalar inputs of a step, with their defaults; they become float32 graph inputs.
@@ -133,20 +129,17 @@ class Scheduled(Protocol):
     """An optimizer whose rates may be schedules, with their end and the rates to report."""
 
     @property
-    def end(self) -> int | None:
-        """The first step after a schedule; None if no schedule ends."""
-        ...
+    def end(self) -> int | None: ...
 
-    def rates(self, inputs: UpdateInputs) -> Tensors:
-        """Emit the rates that the graph computes itself; see ``RatedOptimizer.rates``."""
-        ...
+    def rates(self, inputs: UpdateInputs) -> Tensors: ...
 
 
 @dataclass(frozen=True)
 class RatedOptimizer(NamedSettings):
     """An optimizer with a learning rate and a formula for one parameter.
 
-    The rate is a number, which a step may override, or a schedule. A subclass adds its settings as fields, and ``update``.
+    The rate is a schedule or a number, the default of the program's input ``lr``, which a step may override. A subclass adds its
+    settings as fields, and ``update``.
     """
 
     lr: Rate
@@ -208,7 +201,6 @@ class RatedOptimizer(NamedSettings):
         return self.rate_state(builder) | zero_slots(params, *(slot for slot in self.slots if slot.per_parameter))
 
     def rate_state(self, builder: Builder) -> Tensors:
-        """Emit the initial state of the schedule; part of ``init``."""
         return self.lr.init(builder) if isinstance(self.lr, Schedule) else {}
 
     def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
@@ -260,11 +252,9 @@ class Transform(NamedSettings):
 
     @property
     def end(self) -> int | None:
-        """The first step after a schedule inside; None if no schedule ends."""
         return self.optimizer.end if isinstance(self.optimizer, Scheduled) else None
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
-        """Emit the rates that the graph computes itself; see ``RatedOptimizer.rates``."""
         return self.optimizer.rates(inputs) if isinstance(self.optimizer, Scheduled) else {}
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:

@@ -28,9 +28,7 @@ class GradientTransform(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Name of the transform in its options."""
-        ...
+    def name(self) -> str: ...
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for state of no single parameter."""
@@ -249,7 +247,6 @@ class Centralize(StatelessTransform):
 
 
 def _mean(parameter: Tensor, gradient: Tensor, info: ParameterInfo) -> Tensor:
-    """Emit the part to subtract from a gradient."""
     builder, axes = gradient.builder, gradient.builder.integers(info.input_axes)
     if info.masked == "no":
         return builder.op("ReduceMean", gradient, axes, keepdims=1)

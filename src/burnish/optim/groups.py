@@ -100,7 +100,6 @@ class Groups(Transform):
         }
 
     def _selecting_aliases(self) -> dict[str, list[str]]:
-        """Return the aliases by which patterns select parameters."""
         patterns = (*(pattern for pattern, _ in self.patterns), *(self.layers or ()))
         found = {
             name: [each for each in others if any(matches_pattern(each, pattern) for pattern in patterns)]
@@ -143,7 +142,6 @@ class Groups(Transform):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The state of all groups' optimizers."""
         return tuple(slot for group in self.patterns for slot in slots_of(self._group_optimizer(*group)))
 
     def freezes(self, name: str) -> bool:
@@ -165,7 +163,6 @@ class Groups(Transform):
 
     @property
     def end(self) -> int | None:
-        """The first step after a group's schedule; None if no schedule ends."""
         return min((optimizer.end for optimizer in self._used().values() if optimizer.end is not None), default=None)
 
     def rates(self, inputs: UpdateInputs) -> Tensors:
@@ -208,7 +205,6 @@ class Groups(Transform):
         return {name: followed.get(name, parameter) for name, parameter in inputs.params.items()}, next_state
 
     def _group_optimizer(self, pattern: str, overrides: Overrides) -> RatedOptimizer | None:
-        """Return the optimizer of a group; None if it is frozen."""
         if overrides == FROZEN:
             return None
         if isinstance(overrides, RatedOptimizer):
@@ -265,12 +261,10 @@ class Groups(Transform):
         return (*(self._group_optimizer(*group) for group in self.patterns), self._group_optimizer(*NO_GROUP))
 
     def _overrides_of(self, name: str) -> tuple[str, Overrides]:
-        """Return the last matching pattern of a name and its overrides; ``NO_GROUP`` without a match."""
         index = self._index_of(name)
         return NO_GROUP if index is None else self.patterns[index]
 
     def _index_of(self, name: str) -> int | None:
-        """Return the index of the last pattern that matches one of a parameter's names."""
         return max((index for each in self._names_of(name) if (index := self._last_match(each)) is not None), default=None)
 
     def _names_of(self, name: str) -> tuple[str, ...]:
@@ -411,7 +405,6 @@ def _has_own_rate(overrides: Overrides) -> bool:
 
 
 def _undecayed(optimizer: RatedOptimizer) -> RatedOptimizer:
-    """Return the optimizer, including inner ones, without weight decay."""
     inner = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
     changes: dict[str, Any] = {name: _undecayed(value) for name, value in inner.items() if isinstance(value, RatedOptimizer)}
     if "weight_decay" in inner:

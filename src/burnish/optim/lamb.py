@@ -28,7 +28,7 @@ class LAMB(MomentOptimizer):
     and ``second_moment/<initializer>``.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. A step changes every weight by this share of
+        lr: learning rate, or a schedule. A step changes every weight by this share of
             its norm.
         betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.

@@ -33,7 +33,7 @@ class LARS(RatedOptimizer):
     ``momentum/<initializer>``, which includes the rate.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer: with
+        lr: learning rate, or a schedule. It multiplies the rate of each layer: with
             momentum 0, a step changes every weight by lr * trust_coefficient of its norm.
         momentum: decay of the buffer per step.
         nesterov: True to look ahead along the buffer; needs momentum.

@@ -30,7 +30,7 @@ class Lion(RatedOptimizer):
     State, in the parameter's dtype and shape: ``momentum/<initializer>``.
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. The length of every element's step.
+        lr: learning rate, or a schedule. The length of every element's step.
         betas: share of the momentum in the direction, and its decay per step, each in [0, 1).
         weight_decay: share of the weight, times lr, subtracted at every step.
 

@@ -135,7 +135,6 @@ class Muon(RatedOptimizer):
         return stepped(parameter, orthogonal, rate, keep), {MOMENTUM: momentum}
 
     def _divide(self, params: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """Return the matrices, and the other parameters."""
         matrices: Tensors = {}
         rest: Tensors = {}
         for name, parameter in params.items():
@@ -198,7 +197,7 @@ def muon(
     """Return Muon; see ``Muon`` for the mathematics.
 
     Args:
-        lr: learning rate of the matrices, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate of the matrices, or a schedule.
         momentum: decay of the buffer per step, in [0, 1).
         nesterov: True to look ahead along the buffer.
         weight_decay: share of a matrix, times lr, subtracted at every step.

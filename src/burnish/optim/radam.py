@@ -34,7 +34,7 @@ class RAdam(MomentOptimizer):
     ``exp_avg``, ``exp_avg_sq``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         betas: decay of the first and second moment per step, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient.

@@ -71,7 +71,6 @@ def _groups(
 
 
 def _overrides_of(value: Any, optimizer: Optimizer) -> Overrides:
-    """Return the overrides of a group from an optimizer's options."""
     if value == FROZEN:
         return FROZEN
     if "name" in value:

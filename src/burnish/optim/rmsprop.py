@@ -35,7 +35,7 @@ class RMSprop(RatedOptimizer):
     and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         alpha: decay of the mean square per step, in [0, 1).
         eps: added to the root of the mean square.
         weight_decay: L2 penalty, added to the gradient.

@@ -36,7 +36,7 @@ class Rprop(RatedOptimizer):
     ``first_step_size``, zero before the first update.
 
     Args:
-        lr: the first step size, the default of the program's input ``lr``; or a schedule.
+        lr: the first step size, or a schedule.
         etas: factors of the step size if the gradient's sign changes, and if it stays.
         step_sizes: smallest and largest step size.
 

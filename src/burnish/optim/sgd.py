@@ -32,7 +32,7 @@ class SGD(RatedOptimizer):
     State: ``momentum/<initializer>``, in the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
 
     Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        lr: learning rate, or a schedule.
         momentum: decay of the buffer per step.
         dampening: share of the gradient left out of the buffer.
         nesterov: True to look ahead along the buffer; needs momentum, and no dampening.

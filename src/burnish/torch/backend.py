@@ -216,7 +216,6 @@ def _named(node: fx.Node) -> str:
 
 
 def _line(node: fx.Node) -> str:
-    """Return a node's line in the user's code."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return lines[-1] if lines else ""
@@ -250,7 +249,6 @@ class PartialCalls:
         self._compiled: Any = torch.compile(module.forward, backend=backend)
 
     def copied(self, module: torch.nn.Module) -> PartialCalls:
-        """Return the calls of a copy of the module."""
         return PartialCalls(module, self._engine, self._examples, self._verify)
 
     def made_again(self) -> tuple[Any, ...]:
@@ -261,6 +259,5 @@ class PartialCalls:
         """Do nothing: the first call compiles the module."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of ``forward``."""
         with captures_recurrence(self.module):
             return self._compiled(*args, **kwargs)

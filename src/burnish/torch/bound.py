@@ -184,7 +184,6 @@ class BoundGraph:
         return True
 
     def misfits(self, data: Sequence[torch.Tensor]) -> list[Misfit]:
-        """Return the extents of inputs that the graph does not accept."""
         found = []
         for name, tensor, extents in zip(self.data, data, self._extents, strict=True):
             if extents is not None and tensor.dim() != len(extents):
@@ -210,7 +209,6 @@ class BoundGraph:
         return [Misfit(name, axis, shapes[name][axis], None) for name, axis in axes]
 
     def is_open(self, places: Iterable[tuple[str, int | None]]) -> bool:
-        """True if the axes of inputs may have any extent."""
         extents = dict(zip(self.data, self._extents, strict=True))
         return all(axis is not None and (known := extents.get(name)) is not None and known[axis] is None for name, axis in places)
 

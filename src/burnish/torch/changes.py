@@ -38,8 +38,6 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
 class Place(NamedTuple):
-    """An attribute of a part."""
-
     part: str
     attribute: str
 
@@ -86,7 +84,6 @@ class Noted:
                         held[id(tensor)] = tensors, name
 
     def is_current(self) -> bool:
-        """True if nothing has changed, including modes."""
         try:
             for now, before in self._attributes:
                 if now != before:

@@ -58,7 +58,6 @@ def to_module(source: Program | Session, state: Mapping[str, np.ndarray] | None 
 
 
 def _hold(module: fx.GraphModule, node: fx.Node, entry: Entry, array: np.ndarray) -> None:
-    """Register an input of a module's graph as a tensor of the module, in place."""
     tensor = tensor_of(array, entry.dtype).clone()
     owner, attribute = place_for(module, entry.name.partition("/")[2])
     if entry.role is Role.PARAMETER:
@@ -164,7 +163,6 @@ def place_for(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]
 
 
 def _free(module: torch.nn.Module, name: str) -> str:
-    """Return an unused attribute name for a module."""
     name = name.replace(".", "_") or "_"
     while hasattr(module, name):
         name += "_"

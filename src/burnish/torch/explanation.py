@@ -94,7 +94,6 @@ def _functions_left() -> list[Break]:
 
 
 def _reason(reason: str) -> str:
-    """Return a reason of Dynamo without its hints and developer details."""
     reason = " ".join(reason.split()).replace(" Explanation: ", ": ", 1)
     for end in (" Hint: ", " Developer debug context: ", " The branch condition "):
         reason = reason.partition(end)[0]

@@ -118,7 +118,6 @@ class Layer(torch.nn.Module):
         return self._graphs[key]
 
     def _register(self, name: str, value: ir.Value, is_weight: bool) -> None:
-        """Register an initializer as a parameter or buffer, in the submodules named by its dots."""
         assert value.const_value is not None
         dtype = value.const_value.dtype
         tensor = tensor_of(value.const_value.numpy(), dtype)

@@ -37,8 +37,6 @@ class ModuleKey(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """The key of a bound graph."""
-
     exported: ModuleKey
     training: bool
     precision: str | None
@@ -103,7 +101,6 @@ class ModuleGraphs:
         return before is not None and _contents(before) == _contents(exported)
 
     def graph(self, key: GraphKey, module: torch.nn.Module) -> BoundGraph:
-        """Return the graph of a mode."""
         with self._making:
             if key not in self._graphs:
                 exported = self.exported(key.exported, module, key.training)
@@ -231,7 +228,6 @@ class Calls:
         self._constants: list[tuple[torch.Tensor, int]] = []
 
     def copied(self, module: torch.nn.Module) -> Calls:
-        """Return the calls of a copy of the module."""
         self._look()
         return Calls(self.graphs, module, self._opened)
 
@@ -241,7 +237,6 @@ class Calls:
         return (graphs.args, graphs.kwargs), graphs.dynamic_shapes, graphs.engine, False, graphs.verify
 
     def prepare(self) -> None:
-        """Export the module in its current condition."""
         exported = self.graphs.exported(self._how().key().exported, self.module)
         self._irrelevant.update(Place("", name) for name in exported.attributes)
 
@@ -307,7 +302,6 @@ class Calls:
         return prepared.outputs.unflatten(dict(zip(graph.outputs, results, strict=True)))
 
     def _current(self) -> tuple[_How, _Prepared]:
-        """Return the module's condition and the graph for it, usually those of the last call."""
         how = self._how()
         latest = self._latest
         if latest is None or latest[0] != how:
@@ -335,7 +329,6 @@ class Calls:
         return _How(modes, first.dtype, device, autocast_precision(device))
 
     def _look(self) -> None:
-        """Find out what has changed in the module since the last call."""
         noted, self._noted = self._noted, Noted(self.module)
         is_hooked_otherwise = noted.is_hooked_otherwise()
         if is_hooked_otherwise:
@@ -357,7 +350,6 @@ class Calls:
         self._change(f"'{changed[0]}'", fresh)
 
     def _change(self, what: str, graphs: ModuleGraphs) -> None:
-        """Start again with other graphs, unless that happened too often."""
         self._changes += 1
         if self._changes > MOST_STRUCTURES:
             raise ConfigurationError(
@@ -513,7 +505,6 @@ class Calls:
         return [values[name] for name in prepared.graph.data]
 
     def _otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OtherArguments | None:
-        """Return an error if the arguments differ in structure from the examples."""
         examples = pytree.tree_structure((self.graphs.args, self.graphs.kwargs))
         leaves, spec = pytree.tree_flatten(self._arranged(args, kwargs))
         return (
@@ -523,7 +514,6 @@ class Calls:
         )
 
     def _arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, by position and by name as in the examples."""
         signature = inspect.signature(self.module.forward)
         try:
             given = signature.bind(*args, **kwargs)
@@ -613,7 +603,6 @@ def _positions(structure: Structure, data: Sequence[str]) -> list[int] | None:
 
 
 def _converted(leaf: Any, dtype: torch.dtype | None) -> Any:
-    """Return an example in the module's current dtype."""
     is_other = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None and dtype.is_floating_point
     return leaf.to(dtype) if is_other and leaf.dtype != dtype else leaf
 

@@ -150,7 +150,6 @@ def example_of(node: fx.Node) -> Any:
 
 
 def _stand_in(example: Any) -> torch.Tensor:
-    """Return a tensor of the shape that Dynamo saw."""
     shape = [extent.node.hint if isinstance(extent, torch.SymInt) else extent for extent in example.shape]
     return torch.ones(shape, dtype=example.dtype, device=example.device)
 
@@ -195,13 +194,11 @@ def _statistics(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
 
 
 def _read_by(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the other nodes that these nodes read."""
     inside = set(nodes)
     return list(dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in inside))
 
 
 def _read_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return the nodes that others read."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
 

@@ -101,7 +101,6 @@ class Point(NamedTuple):
         return cls(list(leaves), {**dict(module.named_parameters()), **dict(module.named_buffers()), **attributes})
 
     def moved(self, seed: int) -> Point:
-        """Return a nearby point."""
         generator = torch.Generator().manual_seed(seed)
 
         def beside(value: Any, is_state: bool = False) -> Any:
@@ -135,8 +134,6 @@ class Results:
 
 
 class _Verification:
-    """A module and its graphs, to compare at points."""
-
     def __init__(self, module: torch.nn.Module, exported: ExportedModule, engine: TorchEngine, called: bool, shapes: Any):
         self.module = module
         self.exported = exported
@@ -148,7 +145,6 @@ class _Verification:
         self.usual_alone = True
 
     def run(self, examples: Sequence[Point], others: bool = True) -> dict[bool, BoundGraph]:
-        """Compare in each mode; return the graphs by their mode."""
         graphs: dict[bool, BoundGraph] = {}
         for training in (True, False):
             if training in self.exported.failed:
@@ -313,7 +309,6 @@ class _Verification:
         )
 
     def _where(self, point: Point, training: bool) -> str:
-        """Describe the first node with a different value, or report that PyTorch's trace itself differs."""
         try:
             _, leaves = _leaves_of(point)
             args, kwargs = pytree.tree_unflatten([_detached(leaf) for leaf in leaves], self.exported.inputs.spec)
@@ -586,7 +581,6 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor, least: float, shapes_
 
 
 def _moved_by(wanted: Results, other: Results, label: str) -> float:
-    """Return how much a result changes at a nearby point."""
     is_gradient = label.startswith("the gradient")
     mine, theirs = ((each.gradients or {}) if is_gradient else each.forward for each in (wanted, other))
     value, moved = mine.get(label), theirs.get(label)

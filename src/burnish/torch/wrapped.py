@@ -24,9 +24,7 @@ HELD = "_burnish_calls"
 """Slot of a wrapped module for its graph calls, separate from the attributes that it shares."""
 
 REPLACED = "_burnish_forward"
-"""Slot for a ``forward`` assigned to a wrapped module, as accelerate does; None without one. An ordinary attribute would also
-change the original module.
-"""
+"""Slot for a ``forward`` assigned to a wrapped module, as accelerate does; an attribute would also change the original."""
 
 
 def wrap(
@@ -126,7 +124,6 @@ def _calls(
 
 
 def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.nn.Module:
-    """Return a module that shares another's attributes and whose forward goes through the calls."""
     wrapped: torch.nn.Module = object.__new__(_wrapped_class(type(module)))
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, HELD, calls)
@@ -218,5 +215,4 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 def _wrap_again(module: torch.nn.Module, *settings: Any) -> torch.nn.Module:
-    """Rebuild a pickled module; a pickle holds no graphs."""
     return _with_calls(module, _calls(module, *settings))
