@@ -1,6 +1,6 @@
-"""Kernels of burnish's own: their mathematics in C++, the graph passes that put them into graphs, how they are compiled.
+"""Burnish's own kernels: their mathematics in C++, the graph passes that insert them, and their compilation.
 
-There is a folder for each family: its operators in ``__init__``, its graph passes in ``fusion``, and its headers. Mathematics is
-written once, against ``tensor.h``. Each engine has an ``engine_tensor.h`` of its own, which says what a tensor and a thread are
-there, and bindings that make operators of the engine's out of what stands here. Nothing here imports an engine.
+Each family has a folder with its operators in ``__init__``, its graph passes in ``fusion``, and its headers. Mathematics is
+written once, against ``tensor.h``. Each engine defines tensors and threads in its own ``engine_tensor.h``, and has bindings that
+turn the kernels into its operators. Nothing here imports an engine.
 """

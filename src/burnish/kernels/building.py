@@ -1,9 +1,8 @@
-"""Finds the libraries of kernels, or builds them: one library for each source file.
+"""Find or build the libraries of kernels: one for each source file.
 
-The installation builds them if it can (``setup.py``). A library that it did not build, or that changed since, is built when it is
-first wanted, and kept in the cache for the same source, headers, compiler and processor. A file comes there whole or not at all;
-a damaged one is built again, and one that another user could have written is not loaded. Processes that want the same library at
-the same time build it once.
+The installation builds them if it can (``setup.py``). A library that it did not build, or that changed since, is built on first
+use, and cached by source, headers, compiler and processor. Files are written atomically; a damaged one is rebuilt, and one that
+another user could have written is not loaded. Processes that need the same library at the same time build it once.
 """
 
 from __future__ import annotations
@@ -28,20 +27,21 @@ def build_library(
     preprocessing: Sequence[str] = (),
     linking: Sequence[str] = (),
 ) -> Path:
-    """Find the library of one source, or build it; returns the library's path.
+    """Return the path of the library of one source, built if necessary.
 
     The source may include the headers of ``compiling.header_folders``.
 
     Args:
-        source: the file in C++.
-        release: what an installed library is for (``compiling.release_of``).
-        circumstances: what a library that is built here depends on, besides its sources, the compiler and the processor.
-        preprocessing: further flags of the compiler.
+        source: the C++ file.
+        release: the environment of an installed library (``compiling.release_of``).
+        circumstances: dependencies of a library that is built here, besides its sources, the compiler and the processor.
+        preprocessing: additional flags of the compiler.
         linking: flags of the linker.
 
     Raises:
-        RuntimeError: there is no compiler, or it refuses the file; the message begins with why.
-        OSError: other users can write to the cache (``PermissionError``), it cannot be written, or the compiler not started.
+        RuntimeError: there is no compiler, or it rejects the file; the message starts with the reason.
+        OSError: other users can write to the cache (``PermissionError``), it cannot be written, or the compiler cannot be
+            started.
     """
     library, is_whole = _find(source, release, circumstances)
     if library is not None and is_whole:
@@ -58,21 +58,23 @@ def build_library(
 
 
 def find_built(source: Path) -> Path | None:
-    """The library of a source that includes nothing of PyTorch's, if the installation built it, or an earlier run; else None.
+    """Return the library of a source without PyTorch, if the installation or an earlier run built it; else None.
 
-    A damaged library in the cache is built again.
+    A damaged library in the cache is rebuilt.
 
     Raises:
-        RuntimeError, OSError: as ``build_library`` does, of a library that is in the cache.
+        RuntimeError, OSError: as for ``build_library``, for a library in the cache.
     """
     library, is_whole = _find(source)
     if library is None or is_whole:
         return library
-    return build_library(source) if os.path.exists(library) else None  # a cache that cannot be read is none
+    return build_library(source) if os.path.exists(library) else None  # an unreadable cache counts as empty
 
 
 def _find(source: Path, release: Sequence[str] = (), circumstances: Sequence[str] = ()) -> tuple[Path | None, bool]:
-    """The library of a source, and whether it is there and complete; else its place in the cache, or None without a compiler."""
+    """Return the library of a source, and True if it exists and is complete; else its place in the cache, or None without a
+    compiler.
+    """
     contents = compiling.contents_of(source)
     installed = find_installed(source, release, contents)
     compiler = find_compiler()
@@ -90,9 +92,10 @@ def _in_cache(source: Path, release: Sequence[str], circumstances: Sequence[str]
 
 
 def find_installed(source: Path, release: Sequence[str] = (), contents: bytes | None = None) -> Path | None:
-    """The library that the installation built of a source as it is now, for this processor and this release; None if it did not.
+    """Return the library that the installation built from the current source, for this processor and release; None if there is
+    none.
 
-    It is trusted as the files of Python next to it are.
+    It is trusted like the Python files next to it.
     """
     if not compiling.BUILT.is_dir():
         return None
@@ -103,14 +106,14 @@ def find_installed(source: Path, release: Sequence[str] = (), contents: bytes | 
 
 
 def level_of(library: Path, source: Path) -> str:
-    """What people call the instructions that a library was compiled for, such as ``avx512``."""
+    """Return the usual name of a library's instruction set, such as ``avx512``."""
     contents = compiling.contents_of(source)
     named = {compiling.library_name(source, level, contents=contents): level.title for level in compiling.LEVELS}
     return named.get(library.name, compiling.cpu_level())
 
 
 def distrust(library: Path) -> str | None:
-    """Why a library in the cache must not be loaded, with a remedy; None if nobody but this user and root could have written it.
+    """Return the reason and remedy if a cached library must not be loaded; None if only this user and root could have written it.
 
     The file, and each folder up to the root of the cache, must belong to one of them, and nobody else may write to it.
     """
@@ -137,7 +140,7 @@ def distrust(library: Path) -> str | None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library in the cache is there, and holds the bytes that were written."""
+    """True if a cached library exists and is unchanged."""
     try:
         return _digest_file(library).read_text(encoding="ascii") == hashlib.sha256(library.read_bytes()).hexdigest()
     except (OSError, UnicodeDecodeError):
@@ -156,22 +159,24 @@ def _digest_file(library: Path) -> Path:
 
 
 NEEDS_COMPILER = "install g++ or clang++, or name one in CXX"
-"""What to do without a compiler."""
+"""The remedy for a missing compiler."""
 SWITCHED_OFF = "BURNISH_KERNELS=off switches them off"
-"""Why there are no kernels, as ``describe`` says it."""
+"""The reason for missing kernels in ``describe``."""
 
 
 def is_switched_off() -> bool:
-    """True if the user wants no kernels: ``BURNISH_KERNELS=off`` in the environment.
+    """True if the user disabled kernels: ``BURNISH_KERNELS=off`` in the environment.
 
     Raises:
-        ConfigurationError: the variable says something else than ``on`` or ``off``.
+        ConfigurationError: the variable is neither ``on`` nor ``off``.
     """
     return settings.is_switched_off("BURNISH_KERNELS")
 
 
 def _identity(compiler: str) -> tuple[str, str]:
-    """A compiler's path and what changes with its version; to start it and ask would take longer than all else here."""
+    """Return a compiler's path and file properties that change with its version; asking it would take longer than everything else
+    here.
+    """
     path = Path(compiler).resolve()
     found = path.stat()
     return str(path), f"{found.st_size} {found.st_mtime_ns}"
@@ -179,7 +184,7 @@ def _identity(compiler: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time in. Where there are no locks of files, several build the same, and the last one's file stays."""
+    """Admit one process at a time. Without file locks, several may build the same library, and the last file is kept."""
     try:
         import fcntl
     except ImportError:
@@ -191,32 +196,34 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; of one that says nothing, its kind."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def cores() -> int:
-    """How many cores this process may run on."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cache_root() -> Path:
-    """The folder of caches: ``BURNISH_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``; for a user without a home, a temporary one."""
+    """Return the root folder of caches: ``BURNISH_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``; without a home, a temporary
+    folder.
+    """
     if named := os.environ.get("BURNISH_CACHE") or os.environ.get("XDG_CACHE_HOME"):
         return Path(named)
     try:
         return Path.home() / ".cache"
-    except RuntimeError:  # a container's user that no list of users names
+    except RuntimeError:  # a user in a container without an entry in the user database
         return Path(tempfile.gettempdir(), f"burnish-{os.getuid() if hasattr(os, 'getuid') else 'cache'}")
 
 
 def cache_folder() -> Path:
-    """Where engines keep files between runs: ``burnish`` in the folder of caches."""
+    """Return the folder where engines keep files between runs: ``burnish`` in the root folder of caches."""
     return cache_root() / "burnish"
 
 
 def own_cache_folder() -> Path:
-    """The cache folder, made for this user alone if it is missing.
+    """Return the cache folder, created for this user only if it is missing.
 
     Raises:
         PermissionError: it belongs to another user, or other users can write to it.

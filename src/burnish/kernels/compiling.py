@@ -1,6 +1,6 @@
-"""How the file of a kernel is compiled, and by what name its library is found again.
+"""Compile kernel files, and name their libraries.
 
-Imports nothing of burnish or PyTorch: the installation runs it where neither is there.
+Imports nothing of burnish or PyTorch: the installation runs it where neither is available.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
-"""The folder of the headers that the kernels of all engines include."""
+"""The folder of the headers for kernels of all engines."""
 TORCH = KERNELS.parent / "engines" / "torch"
 ONNXRUNTIME = KERNELS.parent / "engines" / "onnxruntime"
 BUILT = KERNELS / "built"
-"""The folder of what the installation has built."""
+"""The folder of the libraries that the installation built."""
 
-# GCC's tuning for some processors splits the fused operations of one sum at a time, and not those of several: the last row of a
-# block would be rounded in another way than the same row of a larger one.
+# For some processors, GCC splits the fused operations of a single sum, but not those of several: the last row of a block would be
+# rounded differently from the same row of a larger one.
 ALL_FUSED = "--param=avoid-fma-max-bits=0"
-# Names are hidden, so that two libraries of one source in one process share nothing: that of the installation, and a newer one.
+# Names are hidden, so that two libraries of one source in one process (an installed and a newer one) share nothing.
 FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", ALL_FUSED)
 NEEDS_HEADERS = frozenset({"allocator", "autograd_node"})
-"""Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
+"""Files that include headers of PyTorch, and so are compiled for one release of it, if it is installed."""
 NEEDS_PYTHON = frozenset({"autograd_node"})
-"""Those of them that include Python's headers too, and so are compiled for one version of it."""
+"""Files among these that also include Python's headers, and so are compiled for one version of it."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """PyTorch's headers, and those of this Python.
+    """The headers of PyTorch and of this Python.
 
     Attributes:
-        version: PyTorch's, with what builds of one release differ in, such as ``2.13.0+cpu``.
-        folder: where they are.
+        version: version of PyTorch with its local part, such as ``2.13.0+cpu``.
+        folder: folder of the headers.
     """
 
     version: str
@@ -51,18 +51,18 @@ class Headers:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's, to find them."""
+        """Compiler flags to find the headers."""
         folders = (self.folder, self.folder / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))
         return tuple(flag for folder in folders for flag in ("-isystem", str(folder)))
 
 
 def find_headers() -> Headers | None:
-    """The headers of the PyTorch in this Python's environment, be it hidden as from an installation; None where there is none."""
+    """Return the headers of PyTorch in this Python's environment, even if an isolated build hides it; None if there are none."""
     return next(filter(None, (headers_in(Path(sysconfig.get_path(name))) for name in ("purelib", "platlib"))), None)
 
 
 def headers_in(packages: Path) -> Headers | None:
-    """Those of the PyTorch in a folder of packages."""
+    """Return the headers of PyTorch in a folder of packages."""
     folder = packages / "torch"
     if (folder / "include").is_dir() and (folder / "version.py").is_file():
         for statement in ast.parse((folder / "version.py").read_text(encoding="utf-8")).body:
@@ -74,14 +74,14 @@ def headers_in(packages: Path) -> Headers | None:
 
 @dataclass(frozen=True)
 class Instructions:
-    """What a library may use of a processor.
+    """The instruction set of a library.
 
     Attributes:
-        name: goes into the names of libraries.
-        title: what people call it, such as ``avx512``.
-        machine: the kind of processor, as ``platform.machine`` calls it.
-        flags: of the compiler.
-        needed: what Linux calls the instructions beyond those that every processor of the kind has.
+        name: part of library names.
+        title: the usual name, such as ``avx512``.
+        machine: kind of processor, as in ``platform.machine``.
+        flags: flags of the compiler.
+        needed: Linux's names of the instructions beyond the baseline of this kind.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Instructions:
     needed: frozenset[str]
 
     def runs_here(self) -> bool:
-        """Whether this machine's processor has them."""
+        """True if this machine's processor has the instructions."""
         return self.machine == platform.machine() and self.needed <= set(processor().split())
 
 
@@ -112,34 +112,35 @@ LEVELS = (
     Instructions("x86-64-v2", "sse4.2", "x86_64", ("-march=x86-64-v2",), frozenset(_SSE4.split())),
     Instructions("armv8-a", "neon", "aarch64", ("-march=armv8-a",), frozenset()),
 )
-"""For which a distribution is built: with AVX-512, AVX2 or SSE4.2, and with NEON, which every 64-bit processor of Arm's has.
-The best come first: a processor takes the first that it has."""
+"""The levels of a distribution: with AVX-512, AVX2 or SSE4.2, and with NEON, which every 64-bit Arm processor has. The best come
+first: a processor takes the first that it has.
+"""
 
 
 def native() -> Instructions:
-    """The best of the levels that this machine's processor has; all that it has, if it is of another kind.
+    """Return the best level of this machine's processor; all of its instructions, if it is of another kind.
 
-    A level, and not all that a processor has: an installation then serves other machines too, as a container's image does, and
-    outlives an update of Linux, which names more of what a processor has. Kernels use nothing beyond the levels.
+    With levels, an installation also works on other machines, like the image of a container, and after an update of Linux, which
+    lists more instructions. Kernels use nothing beyond the levels.
     """
     every = Instructions(f"native {processor()}", platform.machine(), platform.machine(), ("-march=native",), frozenset())
     return next((level for level in LEVELS if level.runs_here()), every)
 
 
 def cpu_level() -> str:
-    """What people call the best of the levels that this machine's processor has, such as ``avx512``; else its kind."""
+    """Return the usual name of this processor's best level, such as ``avx512``; else its kind."""
     return native().title
 
 
 @functools.cache
 def processor() -> str:
-    """The names of the instructions that this machine's processor has, with spaces between; empty if Linux does not say."""
+    """Return the names of this processor's instructions, separated by spaces; empty if Linux does not list them."""
     return _cpu_information("flags", "Features")
 
 
 @functools.cache
 def model_name() -> str:
-    """The name that the processor has for itself."""
+    """Return the processor's own name."""
     return _cpu_information("model name") or platform.processor() or platform.machine()
 
 
@@ -154,7 +155,7 @@ def _cpu_information(*names: str) -> str:
 
 @functools.cache
 def find_compiler() -> str | None:
-    """The path of the C++ compiler: the one that ``CXX`` names, else the system's; None where there is none."""
+    """Return the path of the C++ compiler: the one in ``CXX``, else the system's; None if there is none."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path
@@ -162,14 +163,15 @@ def find_compiler() -> str | None:
 
 
 def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
-    """What the library of a source is compiled for: the release of PyTorch and the version of Python where it includes headers
-    of theirs, nothing else."""
+    """Return the environment of a source's library: the PyTorch release and the Python version if it includes their headers, else
+    nothing.
+    """
     python = (str(sysconfig.get_config_var("SOABI")),) if source.stem in NEEDS_PYTHON else ()
     return ((torch_version,) if source.stem in NEEDS_HEADERS else ()) + python
 
 
 def header_folders(source: Path) -> tuple[Path, ...]:
-    """The folders of the headers that a source includes: its own, those of all kernels, and that of its engine."""
+    """Return the header folders of a source: its own, those of all kernels, and that of its engine."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
     families = [
         KERNELS / family for family in ("elementwise", "normalization", "softmax", "convolution", "recurrent", "indexing")
@@ -178,12 +180,12 @@ def header_folders(source: Path) -> tuple[Path, ...]:
 
 
 def parts_of(source: Path) -> tuple[Path, ...]:
-    """The files that are compiled beside a source, each by itself, and linked with it: those in the folder of its name."""
+    """Return the files in the folder of a source's name, which are compiled separately and linked with it."""
     return tuple(sorted((source.parent / source.stem).glob("*.cpp")))
 
 
 def find_sources(folder: Path) -> list[Path]:
-    """The sources in a folder, of which a library each is made: all but the parts of others."""
+    """Return the sources in a folder with a library each: all files except the parts of others."""
     files = sorted(folder.rglob("*.cpp"))
     parts = {part for source in files for part in parts_of(source)}
     return [source for source in files if source not in parts]
@@ -194,15 +196,16 @@ def _is_for_onnxruntime(source: Path) -> bool:
 
 
 def linked_libraries(source: Path) -> tuple[str, ...]:
-    """PyTorch's libraries that the library of a source calls, by the names that linkers know."""
+    """Return the names of PyTorch's libraries that the library of a source calls, for the linker."""
     if _is_for_onnxruntime(source):
-        return ()  # ONNX Runtime hands its functions over when it loads the library
+        return ()  # ONNX Runtime passes its functions when it loads the library
     return ("torch_cpu", "c10", "torch_python") if source.stem in NEEDS_PYTHON else ("torch_cpu", "c10")
 
 
 def contents_of(source: Path) -> bytes:
-    """A digest of a source, its parts and the headers that it may include: of their names and contents, whatever path leads to
-    them. The installation names sources from the project's folder, and a session from the installed package."""
+    """Return a digest of the names and contents of a source, its parts and its possible headers, independent of their paths. The
+    installation names sources from the project's folder, and a session from the installed package.
+    """
     source = source.resolve()
     headers = {header for folder in header_folders(source) for header in folder.glob("*.h")}
     files = sorted((file.name, file.read_bytes()) for file in {source, *parts_of(source), *headers})
@@ -210,9 +213,9 @@ def contents_of(source: Path) -> bytes:
 
 
 def library_name(source: Path, instructions: Instructions, *circumstances: str, contents: bytes | None = None) -> str:
-    """The name of the library that is compiled from a source; it changes with the source, its parts, the headers and the flags.
+    """Return the name of a source's library; it changes with the source, its parts, the headers and the flags.
 
-    ``contents`` is what ``contents_of`` returns for the source, if that is known already.
+    ``contents`` is the result of ``contents_of`` for the source, if known.
     """
     described = [*circumstances, instructions.machine, instructions.name, *FLAGS, *instructions.flags]
     digest = _digest([*(text.encode() for text in described), contents or contents_of(source)])
@@ -230,11 +233,11 @@ def _digest(parts: Iterable[bytes]) -> hashlib._Hash:
 def compile_library(
     source: Path, target: Path, compiler: str, instructions: Instructions, preprocessing: Sequence[str], linking: Sequence[str]
 ) -> None:
-    """Compile a source, and put its library into its place once it is complete.
+    """Compile a source, and move its library into place when it is complete.
 
     Raises:
-        RuntimeError: the compiler refuses the file; the message begins with why.
-        OSError: the compiler cannot be started, or the library not written.
+        RuntimeError: the compiler rejects the file; the message starts with the reason.
+        OSError: the compiler cannot be started, or the library cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
         made = Path(scratch) / target.name
@@ -248,16 +251,16 @@ def compile_library(
             with ThreadPoolExecutor(min(len(objects), os.cpu_count() or 1)) as pool:
                 list(pool.map(lambda file: _run(compiler, *flags, "-c", str(file), "-o", objects[file]), objects))
             _run(compiler, "-shared", *objects.values(), *linking, "-o", str(made))
-        made.chmod(0o755)  # whatever the umask: what others can write is not loaded from a cache
+        made.chmod(0o755)  # independent of the umask: files that others can write are not loaded from a cache
         replace_durably(made, target)
 
 
 def replace_durably(made: Path, target: Path) -> None:
-    """Put a complete file into its place, so that a power cut leaves the whole file there or none."""
+    """Move a complete file into place, so that a power cut leaves the whole file there or none."""
     with made.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(made, target)
-    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open folders
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -280,14 +283,14 @@ def compile_ahead(
     headers: Headers | None = None,
     linking: Sequence[str] = (),
 ) -> None:
-    """Compile a source on Linux without loading PyTorch: for whatever release of it is there when the library is loaded, or for
-    that of the headers. ``linking`` holds further flags of the linker.
+    """Compile a source on Linux without loading PyTorch, for any release of it at load time, or for that of the headers.
+    ``linking`` holds additional flags of the linker.
 
     Raises:
-        RuntimeError, OSError: as ``compile_library`` does.
+        RuntimeError, OSError: as for ``compile_library``.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        # The library has to name PyTorch's as those that it needs, or it would not find the functions there.
+        # The library must list PyTorch's as dependencies, or it would not find the functions there.
         linked = [Path(scratch) / f"lib{name}.so" for name in linked_libraries(source)]
         for library in linked:
             _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}", "-o", str(library))

@@ -1,7 +1,7 @@
-"""Operators that engines alone know: what graph passes put in place of others, for kernels to compute.
+"""Operators that only engines know: graph passes insert them for kernels to compute.
 
-Each is one object, as semantic operators are in ``burnish.operators``: declared in the folder of its family here, or next to the
-binding of the only engine that knows it. Nothing else in Python spells its name::
+Each is one object, like semantic operators in ``burnish.operators``: declared in the folder of its family here, or next to the
+binding of the only engine that knows it. No other Python code spells its name::
 
     DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
 
@@ -25,7 +25,7 @@ from burnish.operators.semantic import BurnishOperator, semantic_operator
 
 @dataclass(frozen=True, eq=False)
 class EngineOperator(BurnishOperator):
-    """An operator of engines alone, in the domain ``burnish``; a translation may leave an output in the memory that it shares."""
+    """An operator of engines only, in the domain ``burnish``; a translation may leave an output in memory that it shares."""
 
     def __post_init__(self) -> None:
         if self.name in _operators:
@@ -33,7 +33,7 @@ class EngineOperator(BurnishOperator):
         _operators[self.name] = self
 
     def replace(self, node: ir.Node, **attributes: Any) -> None:
-        """Put a node of this operator in the place of another: with its operands, outputs and attributes, and further ones."""
+        """Replace a node by one of this operator, with its operands, outputs and attributes, and additional ones."""
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         builder = Builder(graph, before=node)
@@ -50,12 +50,12 @@ _operators: dict[str, EngineOperator] = {}
 
 
 def engine_operators() -> Mapping[str, EngineOperator]:
-    """Return every such operator that is declared, by name."""
+    """Return all declared operators of this kind, by name."""
     return MappingProxyType(_operators)
 
 
 def may_share_memory(node: ir.Node) -> bool:
-    """Whether a result of a node may lie in the memory of an operand: unless it is known that each has memory of its own."""
+    """True if a result of a node may share the memory of an operand: unless each is known to have its own."""
     if node.domain != BURNISH_DOMAIN:
         return node.domain != "" or node.op_type not in _WITHOUT_VIEWS
     operator = _operators.get(node.op_type) or semantic_operator(node)
@@ -63,4 +63,4 @@ def may_share_memory(node: ir.Node) -> bool:
 
 
 _WITHOUT_VIEWS = frozenset({"Add", "Conv", "MatMul", "Mul", "Sub"})
-"""Standard operators whose results PyTorch always gives memory of their own."""
+"""Standard operators whose results always have their own memory in PyTorch."""

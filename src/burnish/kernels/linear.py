@@ -1,12 +1,12 @@
-"""Products with a weight, their gradients and products of batches: operators, and the graph passes that put them into graphs.
+"""Products with a weight, their gradients and batched products: operators, and the graph passes that insert them.
 
-The weight's transposition, the bias and a ReLU go into the product, and all gradients are one call. Operands are read as they lie
-in memory, transposed or not.
+The weight's transposition, the bias and a ReLU are part of the product, and all gradients are one call. Operands are read in
+place, transposed or not.
 
-Results of products of batches, as in attention, lie in memory as the transposition behind them reads them. A head of attention is
-a slice of every row of a layer's output. The operands of its products are therefore views, transposed and strided, and their
-results are transposed back before the next layer reads them. A product that reads views as they lie and writes its result in the
-order that is read makes the transpositions free.
+Results of batched products, as in attention, are stored in the order of the transposition that follows. A head of attention is a
+slice of every row of a layer's output. The operands of its products are therefore views, transposed and strided, and their
+results are transposed back before the next layer reads them. A product that reads views in place and writes its result in the
+order of its reader makes the transpositions free.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 
 
 def _reads_plain_gemm(node: ir.Node) -> dict[str, Any] | None:
-    """Whether the weight is transposed; None where a product is multiplied, or its left operand transposed."""
+    """Return the attribute ``transposed`` of a Gemm; None if it has factors, or its left operand is transposed."""
     factors = (attribute_value(node, "alpha", 1.0), attribute_value(node, "beta", 1.0) if len(node.inputs) > 2 else 1.0)
     if attribute_value(node, "transA", 0) or factors != (1.0, 1.0):
         return None
@@ -61,7 +61,7 @@ _LAYER = _layer()
 def fuse_linear(graph: ir.Graph) -> bool:
     """Replace products with a matrix, x W or x W' with or without a bias and a ReLU, by ``burnish.FusedLinear``, in place.
 
-    Of float32 and bfloat16; the latter adds a bias before it rounds.
+    This applies to float32 and bfloat16, which adds a bias before rounding.
     """
     changed = False
     for node in reversed(list(graph)):
@@ -85,9 +85,9 @@ def fuse_linear(graph: ir.Graph) -> bool:
 
 @fuses(LINEAR_GRAD)
 def use_linear_gradients(graph: ir.Graph) -> bool:
-    """Put ``burnish.FusedLinearGrad`` in the place of gradients of layers, in place; of float32 and bfloat16.
+    """Replace gradients of layers by ``burnish.FusedLinearGrad``, in place; float32 and bfloat16.
 
-    It takes in the gradient of a ReLU that gave x, a matrix of float32, where that is all that reads dx, and the transposition of
+    It includes the gradient of a ReLU that returned x, a matrix of float32, if nothing else reads dx, and the transposition of
     dw.
     """
     changed = False
@@ -106,7 +106,7 @@ def use_linear_gradients(graph: ir.Graph) -> bool:
 
 
 def _use_product(graph: ir.Graph, node: ir.Node, dy: ir.Value, weight: ir.Value) -> None:
-    """The gradient of what a layer was given is a product itself."""
+    """Replace the gradient of a layer's input by a product."""
     matrix, swapped = _as_it_lies(weight)
     builder = Builder(graph, before=node)
     operands, like = [builder.tensor(dy), builder.tensor(matrix)], builder.tensor(node.outputs[0])
@@ -157,7 +157,7 @@ def _is_layer(y: ir.Value, match: Match) -> bool:
 
 
 def _as_it_lies(matrix: ir.Value) -> tuple[ir.Value, bool]:
-    """What a matrix is the transposition of, and whether it is one."""
+    """Return the source of a transposed matrix and True, or the matrix and False."""
     node = matrix.producer()
     if node is None or not _swaps(node):
         return matrix, False
@@ -171,14 +171,14 @@ def _rank(value: ir.Value) -> int | None:
 
 
 def _is_per_column(value: ir.Value, product: ir.Value) -> bool:
-    """Whether a value holds one element per column of a product."""
+    """True if a value holds one element per column of a product."""
     if value.shape is None or product.shape is None or len(value.shape) != 1:
         return False
     return isinstance(value.shape[0], int) and value.shape[0] == product.shape[-1]
 
 
 def _swaps(node: ir.Node) -> bool:
-    """Whether a node transposes a matrix."""
+    """True if a node transposes a matrix."""
     if node.op_type != "Transpose" or node.domain != "" or node.inputs[0] is None or _rank(node.inputs[0]) != 2:
         return False
     return list(attribute_value(node, "perm", SWAPPED)) == SWAPPED
@@ -206,11 +206,11 @@ def fuse_batched_products(graph: ir.Graph) -> bool:
 
 
 def _order(value: ir.Value) -> list[int]:
-    """The order of axes in memory that the transposition behind a value makes a view of; scaling may come between."""
+    """Return the memory order of axes for which the transposition after a value is a view; scaling may come between."""
     while (user := only_user(value)) is not None and user.domain == "":
         if user.op_type == "Transpose":
             order = [int(axis) for axis in attribute_value(user, "perm", list(range(RANK))[::-1])]
-            if order[-1] >= RANK - 2:  # an axis of the matrices lies innermost
+            if order[-1] >= RANK - 2:  # an axis of the matrices is innermost
                 return order
             break
         if user.op_type not in ("Mul", "Cast") or (user.op_type == "Mul" and not _scales(user)):
@@ -220,7 +220,7 @@ def _order(value: ir.Value) -> list[int]:
 
 
 def _scales(node: ir.Node) -> bool:
-    """Whether a node multiplies by one number."""
+    """True if a node multiplies by one number."""
     arrays = [constant_array(value) for value in node.inputs if value is not None]
     return any(array is not None and array.size == 1 for array in arrays)
 

@@ -1,8 +1,7 @@
-"""Max pooling whose indices only its own gradient reads: the operators that a graph pass puts in its place.
+"""Max pooling of signals, images and volumes with indices that only its own gradient reads: operators, and the graph pass that
+inserts them.
 
-Max pooling of signals, images and volumes whose indices only its own gradient reads.
-
-The indices are then the places of the maxima, as PyTorch counts them.
+The indices are then the positions of the maxima, as PyTorch counts them.
 """
 
 from __future__ import annotations

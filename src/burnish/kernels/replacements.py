@@ -1,11 +1,11 @@
-"""What fusion takes: the semantic operators that only graph passes turn into calls of kernels, and nodes that one replaces whole.
+"""Registry of fused operators: semantic operators that only graph passes turn into kernel calls, and nodes replaced as a whole.
 
-A pass says of which operators it leaves none that a kernel has a form for; what it leaves is lowered::
+A pass registers the operators for which it uses all available kernels; it leaves the others to lowering::
 
     @fuses(STANDARDIZE, STANDARDIZE_GRAD)
     def fuse_normalization(graph): ...
 
-A kernel that takes a node as it is needs no pass, only when it does::
+A kernel that replaces a single node needs only a condition::
 
     @replaces(RESIZE_GRAD, by=FUSED_RESIZE_GRAD)
     def has_kernel(node): ...
@@ -37,7 +37,7 @@ _replacements: dict[tuple[str, str], _Replacement] = {}
 
 
 def fuses(*operators: SemanticOperator) -> Callable[[_Function], _Function]:
-    """Register semantic operators that only this pass takes: ATen has no kernels of them, or none that keep as many digits."""
+    """Register semantic operators that only this pass replaces: ATen has no kernels for them, or only less precise ones."""
 
     def register(rewrite: _Function) -> _Function:
         _fused.update(operator.name for operator in operators)
@@ -47,9 +47,9 @@ def fuses(*operators: SemanticOperator) -> Callable[[_Function], _Function]:
 
 
 def replaces(operator: SemanticOperator | str, *, by: EngineOperator) -> Callable[[Condition], Condition]:
-    """Register when nodes of an operator, a standard one by its name, become nodes of the engine's own with the same operands.
+    """Register the condition for replacing an operator (a standard one by its name) by an engine's own with the same operands.
 
-    The condition gets a node whose operand at place 0 is float32 of known rank.
+    The condition gets a node whose operand 0 is float32 of known rank.
     """
 
     def register(has_kernel: Condition) -> Condition:
@@ -68,7 +68,7 @@ def fused_operators() -> frozenset[str]:
 
 
 def replace_whole_nodes(graph: ir.Graph) -> bool:
-    """Replace the nodes that a kernel takes as they are, in place."""
+    """Replace single nodes that have a kernel, in place."""
     changed = False
     for node in list(graph):
         replacement = _replacements.get((node.domain, node.op_type))

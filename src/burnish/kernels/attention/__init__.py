@@ -1,4 +1,4 @@
-"""Attention without a matrix of probabilities: its operators, and the graph pass that puts them in its place."""
+"""Attention without a matrix of probabilities: its operators, and the graph passes that insert them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ CUDA_ATTENTION_GRAD = EngineOperator(
 
 
 HIDES = -3.3e38
-"""What hides a key when it is added to its score: -infinity, or the least number of float32 or bfloat16."""
+"""A number that hides a key when added to its score: -infinity, or anything as low as the least float32 or bfloat16."""
 
 LONGEST_MASK = 1 << 12
-"""Tokens up to which a mask is computed to see what it hides."""
+"""The number of tokens up to which a mask is evaluated to see what it hides."""
 
 WIDEST_HEAD = 192
-"""Values of a head whose gradients flash attention on CUDA has kernels for on every such card."""
+"""The largest head size whose gradients flash attention on CUDA supports on every such card."""
 ALIGNMENT = 16
-"""Bytes that the kernels on CUDA read at once: rows of heads and of masks begin on multiples."""
+"""The number of bytes that CUDA kernels read at once: rows of heads and masks are aligned to it."""
 
 
 @fuses(ATTENTION, ATTENTION_GRAD)
 def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> bool:
-    """Put ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad`` in the place of attention of these ``dtypes``, in place.
+    """Replace attention of these ``dtypes`` by ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad``, in place.
 
-    Attention stays whose probabilities something but its gradient reads, whose heads have values of another width, or whose mask
-    has other axes than the kernels read: all four, or the last two.
+    Attention is not replaced if something other than its gradient reads the probabilities, if heads and values differ in width,
+    or if the mask has other axes than the kernels support: all four, or the last two.
     """
     found = list(_attention_of(graph, dtypes))
     for node, gradients in found:
@@ -52,10 +52,10 @@ def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataTy
 
 
 def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: int) -> bool:
-    """Put ``burnish.CudaAttention`` and ``burnish.CudaAttentionGrad`` in the place of attention of these ``dtypes``, in place.
+    """Replace attention of these ``dtypes`` by ``burnish.CudaAttention`` and ``burnish.CudaAttentionGrad``, in place.
 
-    What stays is as for ``fuse_attention``, and heads of a width that the kernels have no form for. A constant mask that hides
-    from each query the keys after it, and nothing else, becomes an attribute.
+    The exceptions are as for ``fuse_attention``, and heads of unsupported width. A constant mask that hides later keys from each
+    query, and nothing else, becomes an attribute.
     """
     changed = False
     for node, gradients in _attention_of(graph, dtypes):
@@ -67,7 +67,7 @@ def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: 
 
 
 def _takes_heads(query: ir.Value) -> bool:
-    """Whether the kernels take heads as wide as these."""
+    """True if the kernels support heads of this width."""
     if query.shape is None or len(query.shape) != 4 or query.dtype is None:
         return False
     width = query.shape[-1]
@@ -75,7 +75,7 @@ def _takes_heads(query: ir.Value) -> bool:
 
 
 def _attention_of(graph: ir.Graph, dtypes: Collection[ir.DataType]) -> list[tuple[ir.Node, list[ir.Node]]]:
-    """The nodes of attention that kernels could take, each with those that compute its gradients."""
+    """Return the attention nodes that kernels could replace, each with the nodes of its gradients."""
     taken = []
     for node in graph:
         if not ATTENTION.is_of(node) or node.inputs[0] is None or node.inputs[0].dtype not in dtypes or not _has_kernel(node):
@@ -91,7 +91,7 @@ def _mask_of(node: ir.Node) -> ir.Value | None:
 
 
 def _is_causal(node: ir.Node, opset: int) -> bool:
-    """Whether the mask is a constant that hides from each query the keys after it, and adds nothing to the others."""
+    """True if the mask is a constant that hides later keys from each query, and adds nothing to the others."""
     mask = _mask_of(node)
     shape = None if mask is None or mask.shape is None else [extent for extent in mask.shape if isinstance(extent, int)]
     if mask is None or shape is None or len(shape) != len(mask.shape or ()) or set(shape[:-2]) - {1} or shape[-2] != shape[-1]:
@@ -146,11 +146,11 @@ def _fuse(
 
 
 class _Operand(NamedTuple):
-    """What a kernel reads in place of an operand that is a value times a number, which goes into the scale.
+    """A replacement for an operand that is a value times a number: the number is moved into the scale.
 
     Attributes:
-        value, number: the two factors; the operand itself, and one, where what reads a gradient needs that of the product.
-        gradients: of the value, one for each node that computes gradients of attention.
+        value, number: the two factors; the operand itself and one, if a reader of a gradient needs that of the product.
+        gradients: gradients of the value, one for each node that computes gradients of attention.
     """
 
     value: ir.Value
@@ -174,7 +174,7 @@ class _Operand(NamedTuple):
 
 
 def _scaled(result: ir.Value) -> tuple[ir.Value, float]:
-    """The value and the number that a value is the product of; itself and one where it is none."""
+    """Return the factors of a value that is a product with a number; the value itself and one for others."""
     node = producer_of(result, "Mul")
     for place in () if node is None else (0, 1):
         assert node is not None

@@ -1,9 +1,9 @@
-"""Convolutions, their gradients and max pooling, for images with their channels last: the operators that graph passes put there.
+"""Convolutions, their gradients and max pooling, for images with channels last: the operators that graph passes insert.
 
-``ChannelsLast...`` are for engines whose tensors lie in the order of their axes: images are [N, H, W, C], kernels [K, C / group,
-height, width] as everywhere. They carry ``kernel_shape``, ``strides``, ``dilations``, ``pads`` and ``group`` of the convolution,
-and ``threads``, in how many parts sums are cut. The gradient says which of its outputs are wanted, ``input`` and ``weight``: the
-other is left out.
+``ChannelsLast...`` are for engines whose tensors are stored in the order of their axes: images are [N, H, W, C], kernels [K, C /
+group, height, width] as usual. Their attributes are ``kernel_shape``, ``strides``, ``dilations``, ``pads`` and ``group`` of the
+convolution, and ``threads``, the number of parts that sums are split into. The attributes ``input`` and ``weight`` of the
+gradient select its outputs: the other one is absent.
 """
 
 from burnish.kernels.engine_operator import EngineOperator

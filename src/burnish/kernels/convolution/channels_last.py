@@ -1,8 +1,8 @@
-"""Images with their channels last, [N, H, W, C], for the kernels of convolutions: as a pass over a training graph.
+"""Store images with channels last, [N, H, W, C], for the kernels of convolutions: a pass over a training graph.
 
-Where a value has a twin with its channels last, the nodes that can read the twin: convolutions, batch normalization, pooling,
-elementwise arithmetic, sums over axes. A ``Transpose`` stands where a node needs the other order, and nowhere else. Kernels of
-convolutions keep the order that they have.
+If a value has a twin with channels last, the nodes that support it read the twin: convolutions, batch normalization, pooling,
+elementwise arithmetic, sums over axes. A ``Transpose`` is inserted only for nodes that need the other order. Kernels of
+convolutions keep their order.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from burnish.operators.pooling import MAX_POOL_GRAD
 from burnish.operators.registry import elementwise
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
-"""Permutations of axes; ``TO_FIRST`` is also where an axis of [N, C, H, W] stands in [N, H, W, C]."""
+"""Permutations of axes; ``TO_FIRST`` also maps an axis of [N, C, H, W] to its position in [N, H, W, C]."""
 
 REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 GLOBAL_POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
 def use_channels_last(graph: ir.Graph, threads: int) -> bool:
-    """Let a training graph hold its images with their channels last, in place, where most of its convolutions have kernels.
+    """Make a training graph store its images with channels last, in place, if most of its convolutions have kernels.
 
     Args:
-        graph: in the order in which it runs; batch normalization is fused.
-        threads: in how many parts kernels of convolutions cut what they sum up.
+        graph: a topologically sorted graph; batch normalization is fused.
+        threads: number of parts that kernels of convolutions split their sums into.
     """
     if not takes_most(graph):
         return False
     layout = _Layout(graph, threads)
     for node in list(graph):
-        if node.graph is graph:  # the second gradient of a convolution is taken with the first
+        if node.graph is graph:  # both gradients of a convolution are replaced together
             layout.visit(node)
     return True
 
@@ -73,10 +73,10 @@ class _BatchNorm:
     """A kernel of batch normalization, or of a part of it.
 
     Attributes:
-        operator: whose nodes call it.
-        images: the places of the operands that are images.
-        results: those of the outputs that are.
-        x: that of the layer's own operand.
+        operator: operator of its nodes.
+        images: positions of the operands that are images.
+        results: positions of the outputs that are images.
+        x: position of the layer's own operand.
     """
 
     operator: EngineOperator
@@ -104,7 +104,7 @@ class _Layout:
         self.pools: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Let a node read and give images with their channels last, where it can and something speaks for it."""
+        """Make a node read and return images with channels last, if it can and that is useful."""
         if node.domain == "":
             rewrite = self._standard(node)
             if rewrite is not None:
@@ -137,7 +137,7 @@ class _Layout:
         return rewrites.get(op_type)
 
     def _last(self, value: ir.Value, builder: Builder) -> Tensor:
-        """The twin of an image, or of what is broadcast to images; made by a Transpose where there is none yet."""
+        """Return the twin of an image, or of a value that is broadcast to images, made by a Transpose if necessary."""
         if value not in self.twins:
             order = TO_LAST if _rank(value) == 4 else (1, 2, 0)
             twin = builder.op("Transpose", builder.tensor(value), perm=order, dtype=value.dtype)
@@ -146,7 +146,7 @@ class _Layout:
         return builder.tensor(self.twins[value])
 
     def _give(self, output: ir.Value, twin: Tensor) -> None:
-        """Let a twin stand for an output of a node: who needs the other order reads what a Transpose makes of it."""
+        """Replace an output of a node by a twin, with a Transpose for readers that need the other order."""
         twin.value.type, twin.value.shape = output.type, _permuted(output.shape, TO_LAST)
         first = twin.builder.op("Transpose", twin, perm=TO_FIRST, dtype=output.dtype)
         first.value.shape = output.shape
@@ -221,7 +221,7 @@ class _Layout:
         self._give_copy(node, operands)
 
     def _copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> tuple[Tensor, ...]:
-        """The outputs of a node of the same operator over other operands, before the node."""
+        """Return the outputs of a copy of a node with other operands, inserted before it."""
         copied = copy_of(node, operands)
         for name, value in attributes.items():
             copied.attributes[name] = ir.AttrInt64(name, value)
@@ -231,7 +231,7 @@ class _Layout:
         return tuple(builder.tensor(output) for output in copied.outputs)
 
     def _give_copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> None:
-        """Let a copy that reads and gives images with their channels last stand for a node."""
+        """Replace a node by a copy that reads and returns images with channels last."""
         for output, twin in zip(node.outputs, self._copy(node, operands, **attributes), strict=True):
             self._give(output, twin)
         remove_node(node)
@@ -244,7 +244,7 @@ class _Layout:
         reduced = sorted(int(place) % 4 for place in places)
         keeps = bool(attribute_value(node, "keepdims", 1))
         if not reduced or (not keeps and 1 not in reduced and not {2, 3} <= set(reduced)):
-            return  # what is left would change its order
+            return  # the remaining axes would change their order
         builder = Builder(self.graph, before=node)
         moved = builder.integers(sorted(TO_LAST.index(place) for place in reduced))
         (result,) = self._copy(node, [self.twins[data], moved.value])
@@ -279,7 +279,7 @@ class _Layout:
         self._give(node.outputs[0], result)
         if indices is None or not readers:
             remove_node(node)
-        else:  # it goes once the gradients do not read its indices any more
+        else:  # removed when the gradients no longer read its indices
             self.pools[indices] = image.value, result.value
 
     def _max_pool_gradient(self, node: ir.Node) -> None:
@@ -308,7 +308,7 @@ class _Layout:
         remove_node(node)
 
     def _expansion(self, node: ir.Node) -> None:
-        """Of what has one pixel: turning it costs nothing."""
+        """For an image of one pixel: changing its layout costs nothing."""
         data, extents = node.inputs[:2]
         if data is None or extents is None or _rank(data) != 4 or data.shape is None or data.shape.dims[2:] != (1, 1):
             return
@@ -354,22 +354,23 @@ def _permuted(shape: ir.Shape | None, order: Sequence[int]) -> ir.Shape | None:
 
 
 LEAST_CHANNELS = 16
-"""Of a depthwise convolution: as many as fill the widest vector."""
+"""The least number of channels of a depthwise convolution: it fills the widest vector."""
 
 LEAST_WIDTH = 16
-"""Channels read and made by a convolution that gains by a kernel, which goes along them."""
+"""The number of input and output channels from which a kernel, which runs along channels, is worth it for a convolution."""
 
 LEAST_TAKEN = 0.75
-"""The share of what a graph's convolutions multiply whose kernels must gain: around one without, images are turned and turned
-back."""
+"""The share of a graph's multiplications in convolutions that must benefit from kernels: around one without, images are
+transposed back and forth.
+"""
 
 
 @dataclass
 class Gradients:
-    """The gradients of one convolution that a graph computes: one of them, or both.
+    """One or both gradients of a convolution in a graph.
 
     Attributes:
-        window: what nodes of the kernels say of it.
+        window: attributes for nodes of the kernels.
         of_input, of_weight: the nodes.
     """
 
@@ -379,7 +380,7 @@ class Gradients:
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
-        """Those that there are."""
+        """The existing nodes."""
         return tuple(node for node in (self.of_input, self.of_weight) if node is not None)
 
     @property
@@ -389,10 +390,10 @@ class Gradients:
 
 
 def takes_most(graph: ir.Graph) -> bool:
-    """Whether a graph computes gradients of convolutions, and gains by kernels for most of what its convolutions multiply.
+    """True if a graph computes gradients of convolutions, and kernels benefit most multiplications in its convolutions.
 
-    A stem with few channels gains nothing by them, and has them where the rest does. All of LeNet's convolutions are narrow: its
-    step at batch 64 would take 19 ms in place of 8.
+    A stem with few channels does not benefit, but uses them if the others do. All of LeNet's convolutions are narrow: its step at
+    batch 64 would take 19 ms instead of 8.
     """
     convolutions = [node for node in graph if _is_convolution(node)]
     if all(node.op_type == "Conv" for node in convolutions):
@@ -402,7 +403,7 @@ def takes_most(graph: ir.Graph) -> bool:
 
 
 def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
-    """The gradients of convolutions that there are kernels for, by their nodes."""
+    """Return the gradients of convolutions with kernels, by their nodes."""
     by_use: dict[Hashable, Gradients] = {}
     taken = {}
     for node in graph:
@@ -410,10 +411,10 @@ def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
         if window is None:
             continue
         of_input = CONV_INPUT_GRAD.is_of(node)
-        # Two convolutions may read the same images and kernels, in other windows.
+        # Two convolutions may read the same images and kernels with other windows.
         gradients = by_use.setdefault((operands_of(node), *window.items()), Gradients(window))
         if (gradients.of_input if of_input else gradients.of_weight) is not None:
-            gradients = Gradients(window)  # the same once more
+            gradients = Gradients(window)  # a duplicate
         if of_input:
             gradients.of_input = node
         else:
@@ -423,7 +424,7 @@ def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
 
 
 def operands_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """dy, x and the kernels of a ConvInputGrad or a ConvWeightGrad."""
+    """Return dy, x and the kernels of a ConvInputGrad or a ConvWeightGrad."""
     dy, second, third = node.inputs
     assert dy is not None
     assert second is not None
@@ -432,10 +433,10 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def window_of(node: ir.Node) -> dict[str, Any] | None:
-    """What a node of the kernels says of the windows of a convolution, or of a gradient of one; None where there is no kernel.
+    """Return the window attributes of a convolution, or a gradient of one, for nodes of the kernels; None without a kernel.
 
-    Kernels are for float32 images of static channels, in one group with any window, or depthwise with one of 3x3 or 5x5, a stride
-    of 1 or 2 and no dilation; nothing is cut off by negative pads.
+    Kernels support float32 images of static channels, in one group with any window, or depthwise with one of 3x3 or 5x5, a stride
+    of 1 or 2 and no dilation; no negative pads.
     """
     if not _is_convolution(node):
         return None
@@ -462,13 +463,13 @@ def window_of(node: ir.Node) -> dict[str, Any] | None:
 
 
 def pool_window(node: ir.Node) -> dict[str, Any] | None:
-    """The same of a MaxPool of images."""
+    """Return the same for a MaxPool of images."""
     if node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.FLOAT or attribute_value(node, "ceil_mode", 0):
         return None
     windows = _windows(node, ())
     if windows is None or len(windows["kernel_shape"]) != 2 or windows.pop("dilations") != (1, 1):
         return None
-    # A window with nothing of the image in it has no largest element.
+    # A window without any element of the image has no maximum.
     sizes = 2 * windows["kernel_shape"]
     return windows if all(0 <= pad < size for pad, size in zip(windows["pads"], sizes, strict=True)) else None
 
@@ -478,7 +479,7 @@ def _is_convolution(node: ir.Node) -> bool:
 
 
 def _kernels(node: ir.Node) -> ir.Value | None:
-    """The kernels of a convolution, which its gradients read, too."""
+    """Return the kernels of a convolution, which its gradients also read."""
     if node.op_type == "Conv":
         return node.inputs[1]
     operator = CONV_INPUT_GRAD if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD
@@ -486,7 +487,7 @@ def _kernels(node: ir.Node) -> ir.Value | None:
 
 
 def _multiplications(node: ir.Node) -> int:
-    """Of a convolution or a gradient of one, for one image; extents that are not known count as one."""
+    """Return the number of multiplications of a convolution or its gradient, for one image; unknown extents count as one."""
     kernels = _kernels(node)
     results = node.outputs[0] if node.op_type == "Conv" else node.inputs[0]
     count = 1
@@ -497,18 +498,18 @@ def _multiplications(node: ir.Node) -> int:
 
 
 def _is_wide(node: ir.Node) -> bool:
-    """Whether a convolution reads and makes enough channels to gain by a kernel."""
+    """True if a convolution has enough input and output channels to benefit from a kernel."""
     kernels = _kernels(node)
     shape = None if kernels is None else static_shape(kernels)
     return shape is not None and min(shape[0], shape[1] * attribute_value(node, "group", 1)) >= LEAST_WIDTH
 
 
 def _windows(node: ir.Node, kernel_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]] | None:
-    """The attributes of a node with windows, with nothing left to a default; None where sizes that are not known decide them.
+    """Return the attributes of a node with windows, including defaults; None if they depend on unknown sizes.
 
     Args:
         node: a convolution, a gradient of one, or a pool.
-        kernel_shape: where the node leaves it to its weight.
+        kernel_shape: used if the node has no such attribute.
     """
     kernel_shape = tuple(attribute_value(node, "kernel_shape", kernel_shape))
     rank = len(kernel_shape)
@@ -529,7 +530,7 @@ def _windows(node: ir.Node, kernel_shape: tuple[int, ...]) -> dict[str, tuple[in
 def _same_paddings(
     data: ir.Value | None, kernel_shape: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> list[int] | None:
-    """The padding along each axis, in total; None where a size decides it that is not known."""
+    """Return the total padding along each axis; None if it depends on an unknown size."""
     if data is None or data.shape is None:
         return None
     sizes = [size if isinstance(size, int) else None for size in data.shape.dims[2:]]

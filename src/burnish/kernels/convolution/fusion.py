@@ -1,20 +1,19 @@
-"""Fusions of convolutions and their gradients: by a way that is chosen as a step runs, as products, by Winograd's filtering.
+"""Replace convolutions and their gradients: by a way chosen at run time, by products, by Winograd's filtering, or by depthwise
+kernels.
 
-For the layers of image networks the ways were compared, and the rules found are here. Of what lies
-outside, such as signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times
-slower than another.
+For the layers of image networks, the ways were compared, and the resulting rules are here. For other convolutions, such as
+signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times slower than another.
 
-With the channels last, a convolution of 1x1 multiplies the pixels by the kernels, and the gradient of any kernels is one product
-for each of their pixels. The gradients of a convolution of 1x1 are both products with that of its results, which is read once for
-both. Of a convolution of 1x1, the batch decides which is faster, and so it is chosen when a step runs.
+With channels last, a 1x1 convolution multiplies the pixels by the kernels, and the gradient of any kernels is one product for
+each of their pixels. Both gradients of a 1x1 convolution are products with that of its results, which is read once for both. For
+a 1x1 convolution, the batch decides which way is faster, so it is chosen at run time.
 
-What the kernels for Winograd's minimal filtering (3x3) take is found here, from what a graph declares; which shapes are large
-enough to win by it is known when a step runs, and left to the kernels.
+The kernels for Winograd's minimal filtering (3x3) are selected here by the declared shapes; whether these are large enough is
+known at run time, and left to the kernels.
 
-Depthwise convolution is computed by kernels of its own, both of its gradients in one pass over dy. They take one square kernel of
-3x3 or 5x5 per channel, without dilation, a stride of 1 or 2, at least 16 channels, in float32 or bfloat16, where memory is the
-limit. MobileNetV2's layers, 3x3 in float32, are faster so than by oneDNN; 5x5 and bfloat16 were not timed. All else stays with
-ATen.
+Depthwise convolution has its own kernels, which compute both gradients in one pass over dy. They support one square kernel of 3x3
+or 5x5 per channel, without dilation, a stride of 1 or 2, and at least 16 channels, in float32 or bfloat16, where memory is the
+limit. They are faster than oneDNN for MobileNetV2's layers, 3x3 in float32; 5x5 and bfloat16 were not timed. All others use ATen.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from burnish.quantization.graph import is_exact
 
 
 def kernel_place(node: ir.Node) -> int | None:
-    """Which operand holds the kernels of a convolution, of its input's gradient or of its kernels'; None for another node."""
+    """Return the position of the kernels among the operands of a convolution or one of its gradients; None for another node."""
     if node.op_type == "Conv" and node.domain == "":
         return 1
     gradient = next((operator for operator in (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD) if operator.is_of(node)), None)
@@ -66,12 +65,12 @@ CHOSEN = {
 def choose_convolutions(graph: ir.Graph, measured: bool) -> bool:
     """Rename ``Conv``, ``ConvTranspose`` and the gradients to ``ChosenConv``, ... in the domain ``burnish``, in place.
 
-    They keep operands and attributes. They are taken in float32, with padding of zero or more, outside of what was compared:
-    square kernels up to 7x7 of images, in one group and without dilation.
+    They keep operands and attributes. This applies to float32 with nonnegative padding, except for the compared forms: square
+    image kernels up to 7x7, in one group and without dilation.
 
     Args:
-        graph: a graph of which the other fusions of convolutions have taken what is theirs.
-        measured: whether the calls measure the ways; else they take the usual one.
+        graph: a graph after the other fusions of convolutions.
+        measured: True if the calls measure the ways; otherwise they take the usual one.
     """
     changed = False
     for node in graph:
@@ -91,7 +90,7 @@ def _is_taken(node: ir.Node) -> bool:
     rank = len(weight.shape) - 2
     if len(kernel) != rank or not 1 <= rank <= 3 or any(pad < 0 for pad in attribute_value(node, "pads", ())):
         return False
-    # Of one pixel and with a stride, the gradient of the kernels has a way of its own, for the sake of oneDNN's faults.
+    # The weight gradient of a strided 1x1 convolution has its own way, because of faults of oneDNN.
     if max(kernel) == 1 and any(step > 1 for step in attribute_value(node, "strides", ())):
         return False
     compared = (
@@ -109,11 +108,11 @@ def _is_transposed(node: ir.Node) -> bool:
 
 
 def use_narrow_gradients(graph: ir.Graph) -> bool:
-    """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` of kernels of one pixel with strides and no
-    padding by ``ConvInputGradNarrow``, in place.
+    """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` of strided 1x1 kernels without padding by
+    ``ConvInputGradNarrow``, in place.
 
-    They are taken in bfloat16, of images, in one group, without dilation, with kernels of known extents and the same padding on
-    both sides of an axis. The graph's order is to be restored after.
+    This applies to bfloat16 images, in one group, without dilation, with kernels of known extents and symmetric padding. Sort the
+    graph afterwards.
     """
     changed = False
     for node in list(graph):
@@ -132,11 +131,13 @@ def use_narrow_gradients(graph: ir.Graph) -> bool:
 
 
 def _narrow_window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:
-    """Extents of the kernels, strides and pads; None for what is not taken."""
+    """Return extents of the kernels, strides and pads; None for unsupported nodes."""
     place = kernel_place(node) if node.domain == BURNISH_DOMAIN else None
     if place is None or node.outputs[0].dtype != ir.DataType.BFLOAT16:
         return None
-    if any(value is None or value.dtype != ir.DataType.BFLOAT16 for value in node.inputs[:2]):  # of a third the shape is read
+    if any(
+        value is None or value.dtype != ir.DataType.BFLOAT16 for value in node.inputs[:2]
+    ):  # only the shape of a third operand is read
         return None
     weight = node.inputs[place]
     if weight is None or weight.shape is None or len(weight.shape) != 4:
@@ -165,9 +166,9 @@ def use_products(graph: ir.Graph) -> bool:
     """Replace ``Conv`` and ``ConvInputGrad`` by ``PointwiseConv`` and ``PointwiseConvInputGrad``, ``ConvWeightGrad`` by
     ``ConvWeightGradProducts``, and both gradients of a layer by ``PointwiseConvGrad``, in place.
 
-    They are taken in float32, in one group, without dilation, with the same padding on both sides of an axis and enough channels
-    on either side; the first two with kernels of 1x1 and no padding, the third with kernels up to 3x3, the last with kernels of
-    1x1, no padding and a stride of 1. The graph's order is to be restored after.
+    This applies to float32, in one group, without dilation, with symmetric padding and enough channels on either side; for the
+    first two with 1x1 kernels and no padding, for the third with kernels up to 3x3, for the last with 1x1 kernels, no padding and
+    a stride of 1. Sort the graph afterwards.
     """
     changed = _join_gradients(graph)
     for node in list(graph):
@@ -178,7 +179,7 @@ def use_products(graph: ir.Graph) -> bool:
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in node.inputs]
         if CONV_WEIGHT_GRAD.is_of(node):
-            # Of the third operand the shape is read, which follows from the others and the extents.
+            # Only the shape of the third operand is read, which follows from the others and the extents.
             result = CONV_WEIGHT_GRAD_PRODUCTS(*operands[:2], extents=extents, strides=strides, padding=padding)
         elif extents == [1, 1] and padding == [0, 0]:
             result = POINTWISE[node.op_type](*operands, strides=strides)
@@ -190,9 +191,10 @@ def use_products(graph: ir.Graph) -> bool:
 
 
 def _join_gradients(graph: ir.Graph) -> bool:
-    """``ConvInputGrad(dy, w, x)`` and ``ConvWeightGrad(dy, x, w)`` to ``PointwiseConvGrad(dy, x, w) -> dx, dw``.
+    """Join ``ConvInputGrad(dy, w, x)`` and ``ConvWeightGrad(dy, x, w)`` into ``PointwiseConvGrad(dy, x, w) -> dx, dw``.
 
-    Of the former's x the shape is read, which follows from dy and w: where x is computed again, the latter reads another value.
+    Only the shape of the former's x is read, which follows from dy and w; with recomputation of x, the latter reads another
+    value.
     """
     changed = False
     least = dict.fromkeys(LEAST_CHANNELS, ConvolutionProducts.LEAST_CHANNELS_OF_BOTH)
@@ -220,7 +222,7 @@ def _join_gradients(graph: ir.Graph) -> bool:
 
 
 def _window(node: ir.Node, least: dict[str, int]) -> tuple[list[int], list[int], list[int]] | None:
-    """Extents of the kernels, strides and padding; None for what no product is made of."""
+    """Return extents of the kernels, strides and padding; None for nodes that are not products."""
     place = kernel_place(node)
     weight = None if place is None else node.inputs[place]
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT or weight.shape is None or len(weight.shape) != 4:
@@ -247,15 +249,14 @@ WINOGRAD = {
 def use_winograd(graph: ir.Graph) -> bool:
     """Replace ``Conv``, ``ConvInputGrad`` and ``ConvWeightGrad`` by ``WinogradConv``, ``WinogradConvInputGrad``, ..., in place.
 
-    They are taken in float32, with kernels of 3x3, strides and dilations of one, one group, and padding of 0 to 2 that is the
-    same on both sides of an axis.
+    This applies to float32, with 3x3 kernels, strides and dilations of one, one group, and symmetric padding of 0 to 2.
     """
     changed = False
     for node in list(graph):
         padding = _padding(node)
         if padding is None or is_exact(node):
             continue
-        # Of a gradient's third operand the shape is read, which here follows from the others.
+        # Only the shape of a gradient's third operand is read, which follows from the others here.
         read = node.inputs if node.op_type == "Conv" else node.inputs[:2]
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in read]
@@ -265,7 +266,7 @@ def use_winograd(graph: ir.Graph) -> bool:
 
 
 def _padding(node: ir.Node) -> list[int] | None:
-    """The padding of the height and of the width; None for what the kernels do not take."""
+    """Return the padding of the height and of the width; None for unsupported nodes."""
     weight = kernel_place(node)
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
@@ -294,7 +295,7 @@ def fuse_depthwise(graph: ir.Graph) -> bool:
     """Replace depthwise convolutions by ``burnish.DepthwiseConv`` and ``burnish.DepthwiseConvGrad``, in place.
 
     ``DepthwiseConv(x, w, b) -> y`` and ``DepthwiseConvGrad(dy, x, w) -> dx, dw``, with ``stride`` and ``pads`` (top, left,
-    bottom, right); of the gradients those are computed that ``input`` and ``weight`` ask for.
+    bottom, right); ``input`` and ``weight`` select the gradients to compute.
     """
     changed = False
     gradients: dict[tuple[Any, ...], _Gradients] = {}
@@ -326,8 +327,6 @@ class _Window:
 
 @dataclass
 class _Gradients:
-    """The gradients of one convolution that a graph computes."""
-
     window: _Window
     of_input: ir.Node | None = None
     of_weight: ir.Node | None = None
@@ -336,7 +335,7 @@ class _Gradients:
         first = self.of_input or self.of_weight
         assert first is not None
         builder = Builder(graph, before=first)
-        # As they are now: dy may have come from a gradient that was replaced.
+        # As they are now: dy may come from a gradient that was replaced.
         tensors = [builder.tensor(value) for value in _operands(first) if value is not None]
         nodes = (self.of_input, self.of_weight)
         results = DEPTHWISE_CONV_GRAD.emit(
@@ -352,7 +351,7 @@ class _Gradients:
 
 
 def _operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
-    """dy, x and the weight of a ConvInputGrad or a ConvWeightGrad."""
+    """Return dy, x and the weight of a ConvInputGrad or a ConvWeightGrad."""
     dy, second, third = node.inputs
     return (dy, third, second) if CONV_INPUT_GRAD.is_of(node) else (dy, second, third)
 
@@ -370,7 +369,7 @@ def _fuse_forward(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _depthwise_window(node: ir.Node, x: ir.Value | None, weight: ir.Value | None) -> _Window | None:
-    """The window of a convolution that the kernels take, None for another."""
+    """Return the window of a convolution that the kernels support, or None."""
     if x is None or weight is None or weight.shape is None or len(weight.shape) != 4:
         return None
     channels, multiplier, height, width = weight.shape.dims

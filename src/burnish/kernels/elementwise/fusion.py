@@ -1,7 +1,7 @@
-"""Fusion of elementwise arithmetic: a chain of nodes over tensors of one shape becomes one pass over memory.
+"""Fuse elementwise arithmetic: a chain of nodes over tensors of one shape becomes one pass over memory.
 
-Groups grow along the edges of the graph, in its order: a node joins the groups of its operands, and makes one of them, where
-nothing that the whole reads from outside waits for any of it. So a group can run as one node.
+Groups grow along the edges of the graph, in its order: a node joins the groups of its operands into one, if no outside operand of
+the result depends on it. So a group can run as one node.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from burnish.kernels.elementwise.programs import DTYPES, Program, is_supported
 
 FEWEST_ELEMENTS = 1024
 FEWEST_SMALL_NODES = 3
-"""Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own. Benchmark:
-``benchmarks/compare.py --model mlp``."""
+"""The number of nodes from which a group over fewer than ``FEWEST_ELEMENTS`` elements is worth a call. Benchmark:
+``benchmarks/compare.py --model mlp``.
+"""
 
 LONGEST_GROUP = 40
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 2**16
-"""Elements of a sum over leading axes that a group computes."""
+"""The range of elements in a sum over leading axes that a group computes."""
 
 SEGMENT = 8192
-"""Nodes, in the order of the graph, among which groups form: what is looked at for a group does not grow with the graph."""
+"""The number of consecutive nodes within which groups form, so that the cost per group does not grow with the graph."""
 
 LONG = 32
-"""Nodes between two readers of a value beyond which it is computed again, where that takes no pass of its own."""
+"""The number of nodes between two readers of a value beyond which it is recomputed, if that takes no extra pass."""
 
 
 @dataclass(eq=False)
@@ -49,9 +50,9 @@ class _Group:
     """Nodes that run as one.
 
     Attributes:
-        segment: of the graph, which all its nodes lie in.
-        bits: of the group, and of those that it took in.
-        behind: bits of every group of its segment that it waits for, directly or not.
+        segment: segment of the graph that contains all of its nodes.
+        bits: bits of the group, and of those that it absorbed.
+        behind: bits of every group of its segment that it depends on, directly or not.
     """
 
     shape: ir.Shape
@@ -62,27 +63,27 @@ class _Group:
 
 
 class _Groups:
-    """The groups of a graph, which form segment by segment: no path through the graph comes back to an earlier segment."""
+    """The groups of a graph, which form segment by segment: no path through the graph returns to an earlier segment."""
 
     def __init__(self) -> None:
         self.of: dict[ir.Node, _Group] = {}
         self._nodes = 0
         self._of_earlier_segments: list[_Group] = []
         self._present: dict[_Group, None] = {}
-        self._groups: list[_Group] = []  # by bit: the group, or the one that took it in
-        self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value waits for without another between
+        self._groups: list[_Group] = []  # by bit: the group, or the one that absorbed it
+        self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value depends on without another in between
 
     def __iter__(self) -> Iterator[_Group]:
         yield from self._of_earlier_segments
         yield from self._present
 
     def add(self, node: ir.Node) -> None:
-        """Take the next node of the graph's order into account."""
+        """Process the next node in the graph's order."""
         if self._nodes and self._nodes % SEGMENT == 0:
             self._of_earlier_segments += self._present
             self._present, self._groups, self._frontier = {}, [], {}
         self._nodes += 1
-        operands = list(read_by(node))  # a branch or a loop waits for what its body reads
+        operands = list(read_by(node))  # a branch or a loop depends on the values that its body reads
         shape = _shape(node)
         group = None
         if shape is not None:
@@ -113,14 +114,14 @@ class _Groups:
         return joined
 
     def _waits(self, operands: list[ir.Value]) -> int:
-        """Bits of all that operands wait for."""
+        """Return the bits of all groups that operands depend on."""
         direct = 0
         for value in operands:
             direct |= self._frontier.get(value, 0)
         return self._closure(direct)
 
     def _closure(self, bits: int) -> int:
-        """The groups of ``bits``, and all that they wait for."""
+        """Return the groups of ``bits``, and all that they depend on."""
         found = 0
         while bits:
             group = self._groups[bits.bit_length() - 1]
@@ -129,7 +130,7 @@ class _Groups:
         return found
 
     def _would_cycle(self, one: _Group, other: _Group) -> bool:
-        """Whether something outside of both waits for one of them while it is waited for by the other."""
+        """True if a node outside both groups depends on one of them, and the other one depends on it."""
         both = one.bits | other.bits
         outside = 0
         for node in (*one.nodes, *other.nodes):
@@ -142,7 +143,7 @@ class _Groups:
     def _merge(self, one: _Group, other: _Group) -> _Group:
         bits = one.bits | other.bits
         behind = (one.behind | other.behind) & ~bits
-        is_read = any(node in self.of for node in other.nodes)  # a node that has just come has no readers yet
+        is_read = any(node in self.of for node in other.nodes)  # a new node has no readers yet
         changed = is_read or behind & ~one.behind
         taken = other.bits
         while taken:
@@ -154,7 +155,7 @@ class _Groups:
         for node in other.nodes:
             self.of[node] = one
         if changed:
-            # What waits for the group waits for what that waits for.
+            # A group that depends on this one also depends on its dependencies.
             for waiting in self._present:
                 if waiting is not one and waiting.behind & bits:
                     waiting.behind |= behind | bits
@@ -162,10 +163,10 @@ class _Groups:
 
 
 def fuse_elementwise(graph: ir.Graph) -> bool:
-    """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order.
+    """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays sorted.
 
-    Where only a sum over leading axes reads a value, as that for the gradient of a bias reads a widened gradient, the chain adds
-    it up and does not write it: ``burnish.FusedElementwiseSums``.
+    If only a sum over leading axes reads a value, such as a widened gradient for the gradient of a bias, the chain sums it and
+    does not write it: ``burnish.FusedElementwiseSums``.
     """
     groups = _Groups()
     for node in graph:
@@ -177,16 +178,16 @@ def fuse_elementwise(graph: ir.Graph) -> bool:
         enough = len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2)
         if (enough or sums) and _replace(graph, group, sums):
             replaced += group.nodes + sums
-    graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
+    graph.remove(replaced, safe=True)  # individually: each removal takes time in proportion to the graph's outputs
     graph.sort()
     return changed or bool(replaced)
 
 
 def _compute_again(graph: ir.Graph, groups: _Groups) -> bool:
-    """Compute values again that are read much later, as activations are by the backward pass, where groups there read operands.
+    """Recompute values that are read much later, like activations in the backward pass, if groups there read their operands.
 
-    A group that reads all operands of a node anyway computes it in the same pass, and shares with it what both compute: the
-    gradient of GELU its distribution function. What is kept until then is the operand alone.
+    A group that reads all operands of a node anyway computes it in the same pass, and shares common parts: the gradient of GELU
+    shares its distribution function. Only the operand is kept until then.
     """
     changed = False
     places = {node: place for place, node in enumerate(graph)}
@@ -206,7 +207,7 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> bool:
         group = _group_that_reads(node, shape, _Later(places, places[users[first - 1]]), groups)
         if group is None or any(groups.of.get(user) is group for user in late):
             continue
-        # What an earlier segment reads stays in that segment or before it.
+        # Values that an earlier segment reads stay in that segment or before it.
         if group.segment > places[late[0]] // SEGMENT or _waits_for(group, late, groups, places):
             continue
         again = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=1)
@@ -224,7 +225,7 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> bool:
 
 @dataclass(frozen=True)
 class _Later:
-    """The nodes of the graph behind a place."""
+    """The nodes of the graph after a position."""
 
     places: Mapping[ir.Node, int]
     start: int
@@ -234,17 +235,17 @@ class _Later:
 
 
 def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Groups) -> _Group | None:
-    """A group of ``later`` nodes that reads what a node over many elements reads; None where there is none with room."""
+    """Return a group of ``later`` nodes that reads the operands of a node over many elements; None if there is none with room."""
     operands = [value for value in node.inputs if value is not None and constant_array(value) is None]
     if not operands:
         return None
-    # As the state is: an input of the graph, with extents that are known.
+    # Like the state: an input of the graph with known extents.
     of_state = shape.is_static() and any(value.producer() is None for value in operands)
     for user, _ in operands[0].uses():
         group = groups.of.get(user) if user in later else None
         if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
             continue
-        # An update of the state runs in place, behind all that reads the state: nothing may wait for it.
+        # An update of the state runs in place, after all readers of the state: nothing may depend on it.
         if of_state and any(output.is_graph_output() for member in group.nodes for output in member.outputs):
             continue
         reads_all = all(any(value in member.inputs for member in group.nodes) for value in operands)
@@ -254,7 +255,7 @@ def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Gr
 
 
 def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Mapping[ir.Node, int]) -> bool:
-    """Whether a group waits for any of these nodes, directly or not; nodes of later segments cannot be what it waits for."""
+    """True if a group depends on any of these nodes, directly or not; it cannot depend on nodes of later segments."""
     end = (group.segment + 1) * SEGMENT
     seen: set[ir.Node] = set()
     left = list(nodes)
@@ -272,7 +273,7 @@ def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Map
 
 
 def _shape(node: ir.Node) -> ir.Shape | None:
-    """The one shape that an elementwise node computes over, or None for any other node."""
+    """Return the single shape of an elementwise node, or None for any other node."""
     if not is_supported(node):
         return None
     shape = node.outputs[0].shape
@@ -290,7 +291,7 @@ def _shape(node: ir.Node) -> ir.Shape | None:
 
 
 def _repeats_in_one_place(shape: ir.Shape, target: ir.Shape) -> bool:
-    """Whether a shape broadcasts to another along neighbouring axes only, which the kernel reads without a copy."""
+    """True if a shape broadcasts to another along adjacent axes only, which the kernel reads without a copy."""
     missing = len(target) - len(shape)
     if missing < 0:
         return False
@@ -318,8 +319,8 @@ def _is_small(shape: ir.Shape) -> bool:
 
 
 def _sums_of(group: _Group) -> list[ir.Node]:
-    """The sums over the same leading axes of values of a group's that nothing outside of it reads beside."""
-    # What updates the state runs in its memory, apart from the graph.
+    """Return the sums over the same leading axes of a group's values that have no other outside readers."""
+    # State updates run in place, separately from the graph.
     if any(output.is_graph_output() for node in group.nodes for output in node.outputs):
         return []
     members = set(group.nodes)
@@ -336,7 +337,7 @@ def _sums_of(group: _Group) -> list[ir.Node]:
 
 
 def _leading_axes(node: ir.Node, shape: ir.Shape) -> int:
-    """How many axes of its operand a node adds up, the leading ones and not all, and drops; 0 where it does anything else."""
+    """Return the number of leading axes that a node sums and removes, if not all; 0 if it does anything else."""
     if node.op_type != "ReduceSum" or node.domain != "" or attribute_value(node, "keepdims", 1) or len(node.inputs) != 2:
         return 0
     operand, axes = node.inputs[0], None if node.inputs[1] is None else constant_array(node.inputs[1])
@@ -354,12 +355,12 @@ def _leading_axes(node: ir.Node, shape: ir.Shape) -> int:
 
 
 def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
-    """Put a kernel's node where a group and the sums of what it computes are; return whether it could.
+    """Replace a group and its sums by a node of a kernel; return True if possible.
 
-    Their nodes then read nothing, and are read by nothing.
+    Their nodes then have no operands and no readers.
     """
     members = {*group.nodes, *sums}
-    # In the order of the graph, which a group that took others in has lost.
+    # In the order of the graph, which a group loses when it absorbs others.
     nodes = _in_order(group.nodes, set(group.nodes))
     program = Program()
     results = []
@@ -393,7 +394,7 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
         domain=BURNISH_DOMAIN,
         num_outputs=len(results),
     )
-    if (source := source_of(nodes[-1])) is not None:  # of several the last one, whose result it gives
+    if (source := source_of(nodes[-1])) is not None:  # of several, the last one, whose result it returns
         SOURCE.set(fused, source)
     graph.insert_after(nodes[-1], fused)
     for value, replacement in zip(results, fused.outputs, strict=True):
@@ -412,7 +413,7 @@ def _detach(nodes: list[ir.Node]) -> None:
 
 
 def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
-    """The nodes of a group so that each comes behind those that it reads."""
+    """Return the nodes of a group in topological order."""
     ordered: dict[ir.Node, None] = {}
 
     def visit(node: ir.Node) -> None:
@@ -430,14 +431,14 @@ def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
 
 
 MOST_ELEMENTS = 1 << 16
-"""Of a result up to which a node is joined to others: a larger one fills a call by itself, and frees what it reads early."""
+"""The largest result whose node is joined with others: a larger one fills a call, and frees its operands early."""
 
 
 def join_groups(graph: ir.Graph) -> bool:
-    """Join the nodes ``burnish.FusedElementwise`` over few elements whose results are outputs of the graph alone, in place.
+    """Join ``burnish.FusedElementwise`` nodes over few elements whose results are only outputs of the graph, in place.
 
-    Nothing waits for these, so that all of one program may run at the end, as one ``burnish.FusedElementwiseGroups``: the updates
-    of hundreds of biases and scales, each too small to be worth a call of its own.
+    Nothing depends on these, so all nodes with one program may run at the end, as one ``burnish.FusedElementwiseGroups``: the
+    updates of hundreds of biases and scales, each too small for a call of its own.
     """
     alike: dict[tuple[object, ...], list[ir.Node]] = {}
     for node in graph:
@@ -456,7 +457,7 @@ def _is_small_output(value: ir.Value) -> bool:
 
 
 def _program(node: ir.Node) -> Iterator[object]:
-    """What two nodes have in common that one program serves."""
+    """Yield the properties that must be equal for two nodes to share a program."""
     yield len(node.inputs)
     for name in ("program", "constants", "constant_count", "dtypes"):
         yield str(node.attributes[name].value)
@@ -475,7 +476,7 @@ def _join(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     for attribute in nodes[0].attributes.values():
         joined.attributes.add(attribute)
     ((source, _),) = Counter(map(source_of, nodes)).most_common(1)
-    if source is not None:  # of several that of the most, whose time it is for the greater part
+    if source is not None:  # of several, the most frequent one, which takes most of the time
         SOURCE.set(joined, source)
     graph.append(joined)
     for value, replacement in zip((value for node in nodes for value in node.outputs), joined.outputs, strict=True):

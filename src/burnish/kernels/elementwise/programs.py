@@ -1,4 +1,4 @@
-"""What elementwise nodes are as instructions of the kernel in ``elementwise.cpp``."""
+"""Convert elementwise nodes into instructions of the kernel in ``elementwise.cpp``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
 from burnish.operators.activation import RELU_GRAD
 
 DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.BOOL})
-"""What the kernel reads and writes; it computes in float32."""
+"""The dtypes that the kernel reads and writes; it computes in float32."""
 
 # The numbers are those of the enumeration in the kernel.
 OPERATIONS = {
@@ -58,16 +58,16 @@ _JOINED = {
     (OPERATIONS["Sub"], 0): OPERATIONS["MulSub"],
     (OPERATIONS["Sub"], 1): OPERATIONS["SubMul"],
 }
-"""What a sum or difference becomes, one of whose operands, by its place, is a product."""
+"""The fused operation for a sum or difference with a product as one of its operands, by position."""
 
 OPERANDS = 3
 NONE = -1
 
 Register = int
-"""Of a program that is not assembled yet: tensors and results of instructions are counted up, constants down from -2."""
+"""A register of a program before assembly: tensors and results of instructions count up, constants down from -2."""
 
 CLOSE = 1e-6
-"""By how much of itself a constant of a formula may differ from what the formula says: float32 rounds by less."""
+"""The largest relative difference of a constant in a formula: float32 rounds by less."""
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,23 @@ class Program:
         self._made: dict[Register, _Instruction] = {}
 
     def add(self, node: ir.Node) -> None:
-        """Append what a supported node computes."""
+        """Append the computation of a supported node."""
         operands = [self._operand(value) for value in node.inputs if value is not None]
         special = _SPECIAL.get(node.op_type)
         result = self.emit(node.op_type, *operands) if special is None else special(self, node, operands)
         self._values[node.outputs[0]] = result
 
     def rename(self, value: ir.Value, new: ir.Value) -> None:
-        """Let another value have the register of one."""
+        """Assign the register of one value to another."""
         self._values[new] = self._operand(value)
 
     def average_rows(self, value: ir.Value, means: ir.Value) -> None:
-        """Append the mean of each row of a value; the kernel of updates by rows alone computes it."""
+        """Append the mean of each row of a value; only the kernel of updates by rows computes it."""
         self._values[means] = self.emit("RowMean", self._operand(value))
 
     def emit(self, operation: str, *operands: Register) -> Register:
-        """Append an instruction, where there is none like it; returns the register that it writes."""
-        if operation == "Copy":  # registers are float32 throughout
+        """Append an instruction unless an equal one exists; return its result register."""
+        if operation == "Copy":  # registers are always float32
             return operands[0]
         result = None
         if operation == "Add":
@@ -120,28 +120,28 @@ class Program:
         return self._compute(OPERATIONS[operation], operands).results[0] if result is None else result
 
     def normal(self, x: Register) -> tuple[Register, Register]:
-        """The registers of the standard normal distribution function of ``x``, and of its density there."""
+        """Return the registers of the standard normal distribution function of ``x``, and of its density."""
         distribution, density = self._compute(OPERATIONS["Normal"], (x,)).results
         return distribution, density
 
     def constant(self, value: float) -> Register:
-        """The register of a constant, which has the digits of float32."""
+        """Return the register of a constant, which is rounded to float32."""
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
-        key = repr(value)  # tells zeros of both signs apart, and finds NaN again
+        key = repr(value)  # distinguishes zeros by sign, and finds NaN again
         if key not in self._constant_registers:
             self._constant_registers[key] = NONE - 1 - len(self._constant_of)
             self._constant_of[self._constant_registers[key]] = value
         return self._constant_registers[key]
 
     def assemble(self, results: list[ir.Value], summed: Sequence[ir.Value] = ()) -> tuple[list[int], list[int]]:
-        """The instructions as the kernel reads them; registers of what is not read any more are used again.
+        """Return the instructions in the kernel's form; registers are reused after their last read.
 
-        From then on ``constants`` are those that they read.
+        From then on, ``constants`` are those that they read.
 
         Args:
-            results: what is written to memory.
-            summed: what registers must hold when the instructions have run.
+            results: values written to memory.
+            summed: values that registers must hold at the end.
 
         Returns:
             The instructions, and the registers of ``summed``.
@@ -149,7 +149,7 @@ class Program:
         totals = [self._values[value] for value in summed]
         self._drop_unread({*(self._values[value] for value in results), *totals})
         self._join({*(self._values[value] for value in results), *totals})
-        # Tensors, constants and what another node computed too are copied.
+        # Tensors, constants and results of another node too are copied.
         written = {register for register in self._values.values() if register < 0} | set(self.tensors.values())
         for value in results:
             if self._values[value] in written:
@@ -186,7 +186,7 @@ class Program:
         return program, [place[register] for register in totals]
 
     def _drop_unread(self, results: set[Register]) -> None:
-        """Leave out the instructions that no result needs, such as the pieces of what one instruction computes."""
+        """Remove the instructions that no result needs, such as parts of a fused formula."""
         needed = set(results)
         kept = []
         for instruction in reversed(self._instructions):
@@ -196,7 +196,7 @@ class Program:
         self._instructions = kept[::-1]
 
     def _join(self, results: set[Register]) -> None:
-        """Make one instruction of a product and the sum or difference that alone reads it: each is a pass over a block."""
+        """Fuse a product with the sum or difference that is its only reader: each instruction is a pass over a block."""
         reads = Counter(operand for instruction in self._instructions for operand in instruction.operands)
         products = {
             instruction.results[0]: instruction.operands
@@ -218,7 +218,7 @@ class Program:
         self._instructions = [instruction for instruction in joined if instruction.results[0] not in taken]
 
     def _distribution(self, terms: tuple[Register, ...]) -> Register | None:
-        """The sum 1 + erf(x / sqrt(2)) as twice the standard normal distribution function of x; None for any other."""
+        """Return the sum 1 + erf(x / sqrt(2)) as twice the standard normal distribution function of x; None for any other."""
         for one, function in (terms, terms[::-1]):
             if self._constant_of.get(one) == 1.0:
                 for argument in self._operands_of("Erf", function):
@@ -227,7 +227,7 @@ class Program:
         return None
 
     def _density(self, factors: tuple[Register, ...]) -> Register | None:
-        """The product exp(-x^2 / 2) / sqrt(2 pi) as the standard normal density at x; None for any other."""
+        """Return the product exp(-x^2 / 2) / sqrt(2 pi) as the standard normal density at x; None for any other."""
         for exponential in self._multiplied(factors, 1 / math.sqrt(2 * math.pi)):
             for power in self._operands_of("Exp", exponential):
                 for square in self._multiplied((power,), -0.5):
@@ -237,12 +237,12 @@ class Program:
         return None
 
     def _operands_of(self, operation: str, register: Register) -> tuple[Register, ...]:
-        """What an operation made a register of, or nothing where it was another."""
+        """Return the operands of the operation that computed a register, or () for another operation."""
         made = self._made.get(register)
         return made.operands if made is not None and made.operation == OPERATIONS[operation] else ()
 
     def _multiplied(self, factors: tuple[Register, ...], constant: float) -> Iterator[Register]:
-        """The registers that are, multiplied by a constant, the product of factors."""
+        """Yield the registers whose product with a constant equals the product of factors."""
         scale = 1.0
         while True:
             others = [register for register in factors if register not in self._constant_of]
@@ -289,7 +289,7 @@ class Program:
 
 
 def is_supported(node: ir.Node) -> bool:
-    """Whether a node is elementwise arithmetic that the kernel computes, by operator and element types; no shape is read."""
+    """True if the kernel computes an elementwise node, by operator and element types; shapes are not read."""
     if node.domain not in ("", BURNISH_DOMAIN) or (node.domain == BURNISH_DOMAIN) != RELU_GRAD.is_of(node):
         return False
     if node.op_type not in OPERATIONS.keys() | _SPECIAL.keys() or node.op_type in ("Copy", "NotZero", "Normal", "RowMean"):
@@ -299,7 +299,7 @@ def is_supported(node: ir.Node) -> bool:
         return False
     if len(node.outputs) != 1 or not given:
         return False
-    arithmetic = given[:1] if node.op_type == "Pow" else given  # an exponent may be of any type
+    arithmetic = given[:1] if node.op_type == "Pow" else given  # an exponent may have any type
     if any(value.dtype not in DTYPES for value in (*node.outputs, *arithmetic)):
         return False
     if node.op_type in ("Max", "Min") and len(given) != 2:
@@ -327,7 +327,7 @@ def _clip(program: Program, node: ir.Node, operands: list[Register]) -> Register
 
 
 def _gelu(program: Program, node: ir.Node, operands: list[Register]) -> Register:
-    """x times the standard normal distribution function of x."""
+    """Return x times the standard normal distribution function of x."""
     x = operands[0]
     return program.emit("Mul", x, program.normal(x)[0])
 

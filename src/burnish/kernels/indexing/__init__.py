@@ -1,7 +1,7 @@
-"""Rows that are read by index, and sums of what is added where was read: the operators that graph passes put in their place.
+"""Row lookups by index, and their gradients: the operators that graph passes insert.
 
-``extent`` of ``FusedGatherGrad`` is that of the axis that was read; the other operand of the semantic operator, whose shape the
-result has, is not read.
+``extent`` of ``FusedGatherGrad`` is the extent of the axis that was read; the other operand of the semantic operator, whose shape
+the result has, is not read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FUSED_LOOKUPS = EngineOperator("FusedLookups", ("tables and indices...",), ("row
 
 
 def use_gather_kernels(graph: ir.Graph, threads: int) -> bool:
-    """Put ``burnish.FusedGatherGrad`` in the place of gradients of Gather, in place.
+    """Replace gradients of Gather by ``burnish.FusedGatherGrad``, in place.
 
-    Of float32 rows read by int64 indices, along an axis whose extent is known. A single constant index is left: there, standard
-    operators pad.
+    This applies to float32 rows read by int64 indices, along an axis of known extent. A single constant index is not replaced:
+    standard operators pad there.
 
     Args:
         graph: the graph.
-        threads: among which the kernel divides its work.
+        threads: number of threads of the kernel.
     """
     changed = False
     for node in list(graph):
@@ -54,11 +54,11 @@ def use_gather_kernels(graph: ir.Graph, threads: int) -> bool:
 
 
 SUMMED = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Of what the kernel adds rows up."""
+"""The dtypes of rows that the kernel sums."""
 
 MANY_ROWS = 1 << 16
 MANY_LOOKUPS = 4
-"""Rows of a table, and lookups, from which on the kernel is worth that it is built: it fetches rows early, and is called once."""
+"""The numbers of table rows and of lookups from which building the kernel is worth it: it prefetches rows, and is called once."""
 
 
 def use_row_kernels(graph: ir.Graph) -> bool:
@@ -76,7 +76,7 @@ def use_row_kernels(graph: ir.Graph) -> bool:
 
 
 def _is_lookup(node: ir.Node) -> bool:
-    """Whether a node reads rows of a table by indices, where both are there before anything runs."""
+    """True if a node reads rows of a table by indices, both of which are inputs."""
     if node.op_type != "Gather" or node.domain != "" or attribute_value(node, "axis", 0) != 0:
         return False
     table, indices = node.inputs
@@ -96,7 +96,7 @@ def _rows(node: ir.Node) -> int:
 
 
 def _join_lookups(graph: ir.Graph, lookups: list[ir.Node]) -> None:
-    """Look all up in one call, before the first of them."""
+    """Join lookups into one call, before the first of them."""
     builder = Builder(graph, before=lookups[0])
     operands: list[Tensor] = []
     for place in (0, 1):

@@ -1,7 +1,7 @@
-"""Normalization in training with what stands around it: the operators that graph passes put in its place.
+"""Normalization in training with the surrounding operators: the operators that graph passes insert.
 
-``activation`` and ``limit`` are those of ``surroundings``; ``saved`` [2, C] holds what the gradient reads of the statistics: the
-pilot and the shift of ``batch_norm_forward.h``.
+``activation`` and ``limit`` are those of ``surroundings``; ``saved`` [2, C] holds the statistics for the gradient: the pilot and
+the shift of ``batch_norm_forward.h``.
 """
 
 from burnish.kernels.engine_operator import EngineOperator
@@ -27,7 +27,7 @@ FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
 FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
     "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
 )
-"""The parts of a layer by statistics of several workers (``burnish.operators.normalization.synchronized``)."""
+"""The parts of a layer with statistics of several workers (``burnish.operators.normalization.synchronized``)."""
 
 FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
 FUSED_STANDARDIZE_GRAD = EngineOperator(

@@ -1,4 +1,4 @@
-"""Fusion of batch, group and instance normalization in training, with what stands around it, and of their gradients."""
+"""Fuse batch, group and instance normalization in training with the surrounding operators, and their gradients."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from burnish.operators.normalization.synchronized import (
 from burnish.operators.semantic import semantic_operator
 
 RELU, CLIPPED = 1, 2
-"""Activations as the kernels count them; 0 is none."""
+"""The kernels' numbers of activations; 0 is none."""
 ACTIVATION_GRADIENTS = {RELU: RELU_GRAD, CLIPPED: CLIP_GRAD}
 
 
 @dataclass(frozen=True)
 class Following:
-    """What comes behind a layer.
+    """The operators after a layer.
 
     Attributes:
-        addition, added: the node that adds something to the layer's result, and what.
-        node: of the activation.
-        activation, limit: as the kernels count them.
+        addition, added: the node that adds a value to the layer's result, and the value.
+        node: activation node.
+        activation, limit: the kernels' number and limit of the activation.
     """
 
     addition: ir.Node | None = None
@@ -60,13 +60,14 @@ class Following:
 
 @dataclass(frozen=True)
 class Preceding:
-    """What comes before the gradient of a layer with an activation.
+    """The operators before the gradient of a layer with an activation.
 
     Attributes:
-        node: the gradient of the activation.
-        flow: the gradient that comes to it; ``more`` is still to be added to that.
-        more, addition: the rest, and the node that adds it, where a block's input forks and nothing else reads the sum.
-        is_read: whether what the node gives is read by others than the layer's gradient.
+        node: gradient of the activation.
+        flow: incoming gradient, without ``more``.
+        more, addition: a second incoming gradient, and the node that adds it, if a block's input forks and nothing else reads the
+            sum.
+        is_read: True if other nodes than the layer's gradient read the result.
     """
 
     node: ir.Node
@@ -77,7 +78,7 @@ class Preceding:
 
 
 def following(y: ir.Value) -> Following:
-    """Find what alone reads a layer's result: an activation, with an addition between them or without."""
+    """Find the only reader of a layer's result: an activation, with or without an addition in between."""
     last, addition, added = y, only_user(y, "Add"), None
     if addition is not None:
         other = addition.inputs[1] if addition.inputs[0] is y else addition.inputs[0]
@@ -94,9 +95,9 @@ def preceding(flow: ir.Value, behind: Following, gradients: Collection[ir.Node])
     """Find the gradient of the layer's own activation, or None.
 
     Args:
-        flow: the gradient that the layer's gradient reads.
-        behind: what comes behind the layer.
-        gradients: the nodes of the layer's gradient.
+        flow: gradient that the layer's gradient reads.
+        behind: operators after the layer.
+        gradients: nodes of the layer's gradient.
     """
     node = flow.producer()
     if behind.node is None or node is None or not ACTIVATION_GRADIENTS[behind.activation].is_of(node):
@@ -114,7 +115,7 @@ def preceding(flow: ir.Value, behind: Following, gradients: Collection[ir.Node])
 
 
 def replace_layer(graph: ir.Graph, layer: ir.Node, behind: Following, y: Tensor) -> None:
-    """Let ``y`` stand where the layer's result was, and what comes behind it, and remove their nodes."""
+    """Replace a layer and the operators after it by ``y``."""
     if behind.node is None:
         replace_uses(layer.outputs[0], y.value)
     else:
@@ -125,7 +126,7 @@ def replace_layer(graph: ir.Graph, layer: ir.Node, behind: Following, y: Tensor)
 
 
 def remove_preceding(graph: ir.Graph, before: Preceding, kept: ir.Value) -> None:
-    """Take the nodes out of the graph, after those of the layer's gradient; what else reads them reads ``kept``."""
+    """Remove the nodes before a layer's gradient, after it was removed; other readers read ``kept``."""
     if before.is_read:
         replace_uses(before.node.outputs[0], kept)
     remove_node(before.node)
@@ -134,7 +135,7 @@ def remove_preceding(graph: ir.Graph, before: Preceding, kept: ir.Value) -> None
 
 
 def _activation(value: ir.Value) -> tuple[ir.Node, int, float] | None:
-    """The activation that alone reads a value: its node, kind and limit."""
+    """Return node, kind and limit of the activation that is the only reader of a value."""
     node = only_user(value, "Relu")
     if node is not None:
         return node, RELU, 0.0
@@ -152,7 +153,7 @@ def _same_extents(one: ir.Value, other: ir.Value) -> bool:
 
 
 def fuse_batch_normalization(graph: ir.Graph) -> bool:
-    """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
+    """Fuse every layer of a supported form, in place; sort the graph afterwards."""
     layers = [node for node in graph if BATCH_NORM_TRAINING.is_of(node)]
     for node in layers:
         _fuse_batch_norm(graph, node)
@@ -160,11 +161,11 @@ def fuse_batch_normalization(graph: ir.Graph) -> bool:
 
 
 def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """BatchNormTraining, and the BatchNormGrad that reads it, to FusedBatchNorm and FusedBatchNormGrad."""
+    """Convert BatchNormTraining, and its BatchNormGrad, to FusedBatchNorm and FusedBatchNormGrad."""
     x, scale, bias = node.inputs[:3]
     assert x is not None
     if x.dtype != ir.DataType.FLOAT or x.shape is None or not 2 <= len(x.shape) <= 5:
-        return  # with the casts around it: what it is lowered to would compute its statistics in bfloat16 without them
+        return  # keeps its casts: without them, lowering would compute its statistics in bfloat16
     y, mean, inverse_std, variance, centered, shift = node.outputs
     gradients = {user for value in (centered, shift) for user, _ in value.uses()}
     if any(not BATCH_NORM_GRAD.is_of(user) for user in gradients) or centered.is_graph_output() or shift.is_graph_output():
@@ -198,7 +199,7 @@ def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _take_in_casts(graph: ir.Graph, node: ir.Node, gradients: Collection[ir.Node]) -> None:
-    """Let a layer and its gradients that stand between casts read and write bfloat16 instead: the kernels cast in registers."""
+    """Make a layer and its gradients between casts read and write bfloat16: the kernels cast in registers."""
     readers = [(node, 0), *((gradient, index) for gradient in gradients for index in (0, 1))]
     written = [node.outputs[0], *(gradient.outputs[0] for gradient in gradients)]
     sources = [_widened(reader.inputs[index]) for reader, index in readers]
@@ -217,7 +218,7 @@ def _take_in_casts(graph: ir.Graph, node: ir.Node, gradients: Collection[ir.Node
 
 
 def _widened(value: ir.Value | None) -> ir.Value | None:
-    """The bfloat16 value that a float32 one was cast from."""
+    """Return the bfloat16 value that a float32 one was cast from."""
     cast = None if value is None else value.producer()
     if cast is None or cast.op_type != "Cast" or cast.domain != "" or value is None or value.dtype != ir.DataType.FLOAT:
         return None
@@ -226,7 +227,7 @@ def _widened(value: ir.Value | None) -> ir.Value | None:
 
 
 def _only_narrowed(value: ir.Value) -> bool:
-    """Whether casts to bfloat16 inside the graph are all that read a value."""
+    """True if only casts to bfloat16 inside the graph read a value."""
     if value.is_graph_output():
         return False
     casts = [user for user, _ in value.uses()]
@@ -241,12 +242,12 @@ def _only_narrowed(value: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class _FusedLayer:
-    """A batch normalization that was fused: what its gradient reads.
+    """The values of a fused batch normalization that its gradient reads.
 
     Attributes:
         y, inverse_std, saved: outputs of the fused node.
-        bias: of the layer.
-        behind: what comes behind it in the graph before fusion.
+        bias: bias of the layer.
+        behind: operators after it before fusion.
     """
 
     y: ir.Value
@@ -257,14 +258,14 @@ class _FusedLayer:
 
 
 def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
-    """BatchNormGrad, with the gradient of the activation before it where that is of the fused layer's own."""
+    """Fuse BatchNormGrad, with the gradient of the layer's own activation before it."""
     flow, x, scale = node.inputs[:3]
     assert flow is not None
     behind, before = layer.behind, preceding(flow, layer.behind, (node,))
     builder = Builder(graph, before=node)
     operands = [flow, x, scale, layer.inverse_std, layer.saved]
     if before is not None:
-        # Where nothing was added to the layer, its result follows from x: that costs less than reading it.
+        # If nothing was added to the layer, its result follows from x: that is cheaper than reading it.
         result = (None, before.more, layer.bias) if behind.added is None else (layer.y, before.more, None)
         operands = [before.flow, *operands[1:], *result]
     tensors = [None if value is None else builder.tensor(value) for value in operands]
@@ -288,19 +289,19 @@ RENAMED = {
     BATCH_NORM_MERGE: FUSED_BATCH_NORM_MERGE,
     BATCH_NORM_GRAD_MERGE: FUSED_BATCH_NORM_GRAD_MERGE,
 }
-"""Each is a kernel of the same operands and results."""
+"""Kernels with the same operands and results."""
 
 SYNCHRONIZED = (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY)
-"""The semantic operators that become kernels here; a part that none takes is to be lowered."""
+"""The semantic operators that become kernels here; the others must be lowered."""
 
 
 def fuse_synchronized(graph: ir.Graph) -> bool:
-    """Replace the parts of synchronized layers by kernels, in place, where they are of float32.
+    """Replace the parts of synchronized layers by kernels, in place, if they are float32.
 
-    The caller sorts the graph: what is fused stands where its activation was, and a gradient before what reads it.
+    Sort the graph afterwards: a fused layer takes the place of its activation, and a gradient comes before its readers.
     """
     changed = False
-    # Where a layer is computed again in the backward, its gradient is of the second run, which comes to it first.
+    # With recomputation in the backward pass, the gradient belongs to the second run of a layer, which it meets first.
     for node in reversed(list(graph)):
         operator = semantic_operator(node)
         if operator is None or not node.inputs or not _is_single(node.inputs[-1]):
@@ -315,12 +316,12 @@ def fuse_synchronized(graph: ir.Graph) -> bool:
 
 
 def _is_single(value: ir.Value | None) -> bool:
-    """Whether the kernels take a value: a vector per channel, or rows, signals, images or volumes, of float32."""
+    """True if the kernels support a value: a vector per channel, or rows, signals, images or volumes, of float32."""
     return value is not None and value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) <= 5
 
 
 def _rename(graph: ir.Graph, node: ir.Node, kernel: EngineOperator) -> None:
-    """To the kernel of the same operands and results."""
+    """Replace a node by the kernel with the same operands and results."""
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in node.inputs]
     attributes = {} if "epsilon" not in node.attributes else {"epsilon": attribute_value(node, "epsilon", 1e-5)}
@@ -328,7 +329,7 @@ def _rename(graph: ir.Graph, node: ir.Node, kernel: EngineOperator) -> None:
 
 
 def _fuse_synchronized_layer(graph: ir.Graph, node: ir.Node) -> None:
-    """BatchNormApply, and the gradient in which its pivot is read."""
+    """Fuse BatchNormApply, and the gradient that reads its pivot."""
     x, pivot, center, gain, bias = node.inputs
     y = node.outputs[0]
     assert pivot is not None
@@ -344,7 +345,9 @@ def _fuse_synchronized_layer(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _fuse_synchronized_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, behind: Following, y: ir.Value) -> None:
-    """BatchNormGradSums, and the BatchNormGradApply that reads the same, with the gradient of the activation before them."""
+    """Fuse BatchNormGradSums, and the BatchNormGradApply with the same operands, with the gradient of the activation
+    before them.
+    """
     flow, x, pivot, center = sums.inputs
     gain, bias = layer.inputs[3:5]
     assert flow is not None
@@ -356,8 +359,8 @@ def _fuse_synchronized_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, 
     ]
     before = preceding(flow, behind, (sums, *applications))
     activation, limit = (0, 0.0) if before is None else (behind.activation, behind.limit)
-    # The layer's result follows from x where nothing was added to it: that costs less than reading it. The gradient is applied
-    # with the gain that the layer was, except where that was corrected (batch renormalization).
+    # If nothing was added, the layer's result follows from x: that is cheaper than reading it. The gradient is applied with the
+    # layer's gain, unless that was corrected (batch renormalization).
     again = behind.added is None and all(application.inputs[4] is gain for application in applications)
     result = (None, gain, bias) if again else (y, None, None)
     source, more = (flow, None) if before is None else (before.flow, before.more)
@@ -389,14 +392,14 @@ def _fuse_synchronized_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, 
 
 
 BY_SILU = 3
-"""As the kernel counts activations, behind those of batch normalization."""
+"""The kernel's number of the activation, after those of batch normalization."""
 
 
 @fuses(GROUP_NORM_TRAINING, GROUP_NORM_GRAD, SILU, SILU_GRAD)
 def fuse_group_normalization(graph: ir.Graph) -> bool:
-    """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after.
+    """Fuse every layer of a supported form, in place; sort the graph afterwards.
 
-    SiLU that is left is written out, for the chains of elementwise operators.
+    Remaining SiLU is written out for the chains of elementwise operators.
     """
     layers = [node for node in graph if GROUP_NORM_TRAINING.is_of(node)]
     for node in layers:
@@ -409,13 +412,13 @@ def fuse_group_normalization(graph: ir.Graph) -> bool:
 
 @dataclass(frozen=True)
 class _Behind:
-    """The activation behind a layer.
+    """The activation after a layer.
 
     Attributes:
-        activation, limit: as the kernel counts them.
-        nodes: it, and its gradients, which the kernels take in.
-        result: its result; the layer's own where there is none.
-        flows: by node of the layer's gradient, what comes to the gradient of the activation.
+        activation, limit: the kernel's number and limit of the activation.
+        nodes: the activation and its gradients, which the kernels include.
+        result: its result; the layer's own if there is no activation.
+        flows: incoming gradient of the activation, by node of the layer's gradient.
     """
 
     activation: int
@@ -426,7 +429,7 @@ class _Behind:
 
 
 def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
-    """GroupNormTraining, and the GroupNormGrad that reads it, to FusedGroupNorm and FusedGroupNormGrad."""
+    """Convert GroupNormTraining, and its GroupNormGrad, to FusedGroupNorm and FusedGroupNormGrad."""
     x, scale, bias = node.inputs
     y, mean, inverse_std, shift, centered = node.outputs
     assert x is not None
@@ -470,7 +473,7 @@ def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _silu_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | None:
-    """The sigmoid linear unit that alone reads a layer's result, where the layer's gradients alone read that of the unit."""
+    """Return the SiLU that is the only reader of a layer's result, if only the layer's gradients read the SiLU's gradient."""
     users = list(y.uses())
     units = [user for user, _ in users if SILU.is_of(user)]
     slopes = [user for user, _ in users if SILU_GRAD.is_of(user)]
@@ -495,7 +498,7 @@ def _silu_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | None:
 
 
 def _bounded_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | None:
-    """The ReLU, with an upper bound or without, that alone reads a layer's result."""
+    """Return the ReLU, with or without an upper bound, that is the only reader of a layer's result."""
     behind = following(y)
     if behind.node is None or behind.addition is not None:
         return None
@@ -516,9 +519,9 @@ def _bounded_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | No
 
 
 def _write_out(graph: ir.Graph, node: ir.Node) -> None:
-    """A sigmoid linear unit that no kernel took, or its gradient, as elementwise operators that read its operand alone.
+    """Write out a SiLU without a kernel, or its gradient, as elementwise operators that read only its operand.
 
-    A chain computes the sigmoid again more quickly than it reads a kept one.
+    A chain recomputes the sigmoid faster than it reads a stored one.
     """
     builder = Builder(graph, before=node)
     operands = [builder.tensor(value) for value in node.inputs if value is not None]

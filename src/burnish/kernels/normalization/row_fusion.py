@@ -1,4 +1,4 @@
-"""Fusion of normalization over trailing axes, with the scale and bias of a layer where no one else reads the normalized rows."""
+"""Fuse normalization over trailing axes, with the scale and bias of a layer if nothing else reads the normalized rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALI
 
 @dataclass(frozen=True)
 class _Gradient:
-    """The gradient of a layer: ``node`` of its rows, and the sums over rows where there are any."""
+    """The gradient of a layer: ``node`` of its rows, and the sums over rows if there are any."""
 
     node: ir.Node
     flow: ir.Value
@@ -25,7 +25,7 @@ class _Gradient:
 def fuse_normalization(graph: ir.Graph) -> bool:
     """Replace Standardize, RootMeanSquareNormalize and StandardizeGrad of float32 by kernels, in place.
 
-    What is not float32 stays. The caller sorts the graph: a gradient may stand before what it waits for.
+    Sort the graph afterwards: a gradient may come before its operands.
     """
     changed = False
     for node in list(graph):
@@ -79,11 +79,9 @@ Layer = tuple[ir.Value, ir.Value, ir.Value | None, list[_Gradient]]
 
 
 def _layer(rows: ir.Value, inverse: ir.Value, axis: int) -> Layer | None:
-    """Scale and bias of the layer that a standardization belongs to, and its gradients; None where rows are read otherwise."""
+    """Return scale and bias of a standardization's layer, and its gradients; None if rows have other readers."""
     scaled: list[tuple[ir.Node, ir.Value]] = []
-    products: list[
-        tuple[ir.Value, ir.Value]
-    ] = []  # (what the rows are multiplied by, the sum of the products over the other axes)
+    products: list[tuple[ir.Value, ir.Value]] = []  # (the factor of the rows, the sum of the products over the other axes)
     projections: list[ir.Node] = []
     if rows.is_graph_output() or rows.shape is None:
         return None
@@ -193,12 +191,12 @@ def _replace_projection(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_per_column(value: ir.Value, rows: ir.Value, axis: int) -> bool:
-    """Whether a value holds one element per place in a row."""
+    """True if a value holds one element per place in a row."""
     return value.shape is not None and rows.shape is not None and list(value.shape.dims) == list(rows.shape.dims[axis:])
 
 
 def _sum_over_rows(value: ir.Value, axis: int) -> ir.Value | None:
-    """The sum of a value over all axes before ``axis``, where the graph has it."""
+    """Return the sum of a value over all axes before ``axis``, if the graph has it."""
     rank = 0 if value.shape is None else len(value.shape)
     for user, _ in value.uses():
         if user.op_type != "ReduceSum" or user.domain != "" or attribute_value(user, "keepdims", 1) or len(user.inputs) < 2:

@@ -1,4 +1,4 @@
-"""Recurrent layers: the steps of a direction from its first frame to its last, and back again, as one kernel each.
+"""Recurrent layers: the steps of a direction from its first frame to its last, and their gradient, as one kernel each.
 
 Operands, outputs and attributes are those of the semantic operators; ``live`` and peepholes have no kernel.
 """
@@ -22,17 +22,17 @@ _FUSED = {
     GRU_STEPS: FUSED_GRU_STEPS,
     GRU_STEPS_GRAD: FUSED_GRU_STEPS_GRAD,
 }
-"""By the semantic operators that there are kernels for."""
+"""The kernels' operators, by the semantic operators."""
 
 
 def use_recurrent_kernels(graph: ir.Graph, threads: int) -> bool:
-    """Put an engine's operator in the place of the steps of LSTM and GRU layers, and of their gradients, in place.
+    """Replace the steps of LSTM and GRU layers, and their gradients, by an engine's operators, in place.
 
-    Of float32 layers of the usual form: no peepholes, and every frame belongs to its sequence.
+    This applies to float32 layers of the usual form: no peepholes, and every frame belongs to its sequence.
 
     Args:
         graph: the graph.
-        threads: among which the kernels divide their work.
+        threads: number of threads of the kernels.
     """
     changed = False
     for node in list(graph):
@@ -44,7 +44,7 @@ def use_recurrent_kernels(graph: ir.Graph, threads: int) -> bool:
 
 
 def has_recurrent_kernel(node: ir.Node) -> bool:
-    """Whether the steps of a layer, or their gradient, are float32, without peepholes, and of frames that all belong to it."""
+    """True if the steps of a layer, or their gradient, are float32, without peepholes, and with only live frames."""
     semantic = next(operator for operator in _FUSED if operator.is_of(node))
     x = node.inputs[0]
     return x is not None and x.dtype == ir.DataType.FLOAT and not any(node.inputs[semantic.inputs.index("live") :])

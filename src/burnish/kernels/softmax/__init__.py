@@ -1,7 +1,7 @@
-"""Softmax cross-entropy over class indices: its operators, and the graph pass that puts them in its place.
+"""Softmax cross-entropy over class indices: its operators, and the graph pass that inserts them.
 
-``saved`` [N, 2] holds of each row what the gradient reads: the largest logit, and the logarithm of the sum of the exponentials of
-the logits less that (``cross_entropy.h``).
+``saved`` [N, 2] holds two numbers per row for the gradient: the largest logit, and the logarithm of the sum of the exponentials
+of the logits minus that (``cross_entropy.h``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FUSED_CROSS_ENTROPY = EngineOperator("FusedCrossEntropy", ("logits", "labels"), 
 FUSED_CROSS_ENTROPY_GRAD = EngineOperator("FusedCrossEntropyGrad", ("logits", "labels", "saved", "flow"), ("dlogits",))
 
 LOG_P = 3
-"""The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""
+"""The gradient's operand from the forward pass; the kernels keep two numbers per row instead."""
 
 
 def use_cross_entropy_kernels(graph: ir.Graph) -> bool:
-    """Put ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad`` in the place of the loss and its gradient.
+    """Replace the loss and its gradient by ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad``.
 
-    Of float32 logits ``[N, C]``; class weights and smoothing have no kernel.
+    This applies to float32 logits ``[N, C]``; class weights and smoothing have no kernel.
     """
     changed = False
     for node in list(graph):
