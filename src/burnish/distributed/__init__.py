@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayCommunicator", "DataParallel", "ProcessGroup", "join", "mpi"]
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+if not TYPE_CHECKING:  # for a type checker, a module with __getattr__ has every name
     __getattr__, __dir__ = exports(
         __name__,
         {

@@ -63,7 +63,7 @@ def exchange_accumulated(graph: ir.Graph) -> None:
         members = [mark for mark, nodes in needed.items() if bucket in nodes]
         if members:
             _exchange(graph, bucket, members, set[ir.Node]().union(*(needed[mark] for mark in members)))
-        bucket.attributes.pop("order")  # which its exchange has now
+        bucket.attributes.pop("order")  # the exchange has it now
     in_update = [node for node in graph if collectives.ALL_REDUCE.is_of(node) and "order" not in node.attributes]
     for order, node in enumerate(in_update, next_order(graph)):
         set_order(node, order)

@@ -5,10 +5,10 @@ training of language models", 2023. All workers begin a round with the same stat
 With n_r the number of worker r's samples in the round and N their sum, every number x of the state that steps change then
 becomes::
 
-    x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
+    x + sum over r of n_r / N (x_r - x)                  in the communicator's order of addition
 
 Running statistics may be rank 0's instead. Parameters under ``burnish.optim.diloco`` take an outer step, and held rows do not
-change. Integers and masks are those of the first worker with the most steps. Random keys differ by an offset of the rank. If a
+change. Integers and masks come from the first worker with the most steps. Random keys differ by an offset of the rank. If a
 worker had to reopen its graph with fewer runtime optimizations, all do in the next round.
 """
 

@@ -50,17 +50,16 @@ class DataParallel(ExchangeOptions, PlainSettings):
         norm: policy of the batch normalization layers compiled as ``train``: ``sync`` (statistics of the whole batch),
             ``sync:<n>`` (of groups of n workers) or ``local`` (of each worker's own part). Layers with another policy keep it.
             None is ``sync``, or ``local`` with ``synchronize_every``.
-        statistics: running statistics if the workers' differ: ``mean``, the average over all workers, or ``rank0``, those of the
-            first worker, as in ``DistributedDataParallel``.
-        bucket_size: bytes of gradients per exchange, which begins as soon as they are computed.
+        statistics: running statistics if the workers' differ: ``mean``, the average over all workers, or ``rank0``, the first
+            worker's, as in ``DistributedDataParallel``.
+        bucket_size: bytes of gradients per exchange; an exchange begins as soon as its gradients are computed.
         share: True to let independent batch normalization layers share an exchange.
-        compression: format in which gradients are sent: None for their own, or 16 bits, ``float16`` or ``bfloat16``; sums have
-            more bits.
+        compression: format of sent gradients: None for their own, or 16 bits, ``float16`` or ``bfloat16``; sums have more bits.
         deterministic: True to sum over the workers in rank order.
         shard_optimizer: True to let each worker keep the optimizer state of a share of the parameters, and update only those.
             ``state``, ``save_checkpoint`` and ``export`` of the session then become exchanges that all workers must call.
-        shard_tables: embedding tables of which each worker keeps only some rows, and their slots: ``auto`` for every table that
-            the program updates by rows (``compile(sparse=...)``), or names or patterns. ``evaluate``, ``predict``, ``state``,
+        shard_tables: embedding tables to divide, with their slots, by rows among the workers: ``auto`` for every table that the
+            program updates by rows (``compile(sparse=...)``), or names or patterns. ``evaluate``, ``predict``, ``state``,
             ``save_checkpoint`` and ``export`` of the session then become exchanges that all workers must call.
         synchronize_every: number of steps that workers take separately before they average their states (local SGD; with
             ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round on all workers.

@@ -1,4 +1,4 @@
-"""A worker's samples among those of the batch: their share of it, their random numbers, and empty parts.
+"""A worker's samples within the batch: their share of it, their random numbers, and empty parts.
 
 An extra input has the number of a worker's samples. Many operators have no result for zero samples, so an empty part runs on a
 stand-in and contributes zeros to every exchange.
@@ -115,7 +115,7 @@ def samples_entry(value: ir.Value) -> Entry:
 
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> bool:
-    """Rewrite, in place, nodes that depend on which samples a worker has; a batch of open size gets an input for their
+    """Rewrite, in place, nodes that depend on the position of a worker's samples; a batch of open size gets an input for their
     numbers.
     """
     samples = Samples(graph, data, workers)
@@ -196,8 +196,7 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
 class PartRunner(SpreadRunner):
     """A runner that passes its worker's number of samples to the step, and runs an empty part on the last nonempty one.
 
-    A worker without an earlier part gets another worker's: in each step all tell what they have, until one of them has had
-    samples.
+    A worker without an earlier part gets another worker's: until then, all exchange the forms of their parts in each step.
     """
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):

@@ -183,7 +183,7 @@ class _Plan:
                 when, chosen = node.inputs[:2]
                 if when is not None and _is_scalar(when):
                     read = (value.name or "" for value in ancestors_of(when) if value.is_graph_input())
-                    if all(name.startswith(STATE) for name in read):  # it is known before the step computes anything
+                    if all(name.startswith(STATE) for name in read):  # known before the step computes anything
                         found[when] = None
         return [_Condition(self._graph, when) for when in found]
 

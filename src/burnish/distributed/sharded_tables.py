@@ -164,7 +164,7 @@ def sum_over_workers(graph: ir.Graph, shards: TableShards) -> bool:
         if SCATTER_ROWS.is_of(node):
             partial.update(node.outputs)
         elif node.op_type == "ScatterND" and node.inputs[0] is not None and node.inputs[0].name in shards.entries:
-            continue  # the next value of the part of a table or of a slot
+            continue  # the next value of a table's or slot's part
         elif any(value in partial for value in read_by(node)) and node.op_type not in SIZES:
             # A value with one entry per row has an open first extent.
             if all(value.shape and not isinstance(value.shape[0], int) for value in filter(is_used, node.outputs)):
@@ -245,7 +245,7 @@ class SpreadTablesRunner(SpreadRunner):
 
     @property
     def gives_entries(self) -> bool:
-        return not self._runner.is_spread  # else shares of the optimizer's state are exchanged too
+        return not self._runner.is_spread  # otherwise shares of the optimizer's state are exchanged too
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = super().step(inputs)
@@ -284,7 +284,7 @@ class SpreadTablesRunner(SpreadRunner):
         others_wait = True
         try:
             yield
-        except WorkerError:  # there is nobody to tell
+        except WorkerError:  # nobody is left to tell
             others_wait = False
             raise
         finally:

@@ -229,6 +229,7 @@ def average(total: Tensor, weight: Tensor) -> Tensor:
     """Emit ``total / weight``, and 0 (with gradient 0) if both are 0, as in a batch of ignored labels."""
     builder = total.builder
     nothing = builder.op("Equal", weight, 0.0)
+    # With weight 0 the total is 0 too: dividing by 1 gives loss 0 and gradient 0.
     return total / builder.op("Where", nothing, builder.scalar(1.0, weight), weight, like=weight)
 
 

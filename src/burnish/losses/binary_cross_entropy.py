@@ -68,6 +68,7 @@ def bounded_log(p: Tensor) -> Tensor:
     builder = p.builder
     is_least = builder.op("LessOrEqual", p, math.exp(LEAST_LOGARITHM))
     is_least = builder.op("And", is_least, builder.op("GreaterOrEqual", p, 0.0))
+    # Replace p before the logarithm: an unselected infinity would still make the gradient NaN.
     logarithm = builder.op("Log", builder.op("Where", is_least, builder.scalar(1.0, p), p, like=p))
     return builder.op("Where", is_least, builder.scalar(LEAST_LOGARITHM, p), logarithm, like=p)
 

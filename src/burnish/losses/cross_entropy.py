@@ -324,6 +324,7 @@ class KullbackLeibler(ElementwiseLoss):
         if self.log_target:
             return builder.op("Exp", target) * (target - prediction)
         is_zero = builder.op("Equal", target, 0.0)
+        # Replace 0 before the logarithm: an unselected infinity would still make the gradient NaN.
         logarithm = builder.op("Log", builder.op("Where", is_zero, builder.scalar(1.0, target), target, like=target))
         product = target * (logarithm - prediction)
         return builder.op("Where", is_zero, builder.scalar(0.0, product), product, like=product)

@@ -124,6 +124,7 @@ class ConnectionistTemporalClassification(LossBase):
         start, most = builder.integers([0]), builder.integers([-1])
         earlier = builder.op("Slice", label, start, most, column)
         first = builder.op("Slice", label, start, column, column)
+        # A column of -1 in the batch's dynamic shape: the first label has no predecessor.
         before = builder.op("Concat", -1 - first * 0, earlier, axis=1)
         states = _with_blanks(label, blank)
         may_skip = _with_blanks(builder.op("Not", builder.op("Equal", label, before)), builder.scalar(False, ir.DataType.BOOL))

@@ -119,6 +119,7 @@ class Detr(DetectionLoss):
         sides = corners(boxes, self.box_format).joined()
         if self.is_focal:
             return self.detected(sides, builder.op("Sigmoid", scores), labels, None)
+        # Drop the last class, which means no object.
         ends = (builder.integers([number]) for number in (0, -1, CLASS_AXIS))
         return self.detected(sides, builder.op("Slice", builder.op("Softmax", scores, axis=CLASS_AXIS), *ends), labels, None)
 

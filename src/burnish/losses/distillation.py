@@ -219,7 +219,7 @@ class Distillation(PlainSettings):
             counts = builder.cast(builder.op("Not", builder.op("Equal", labels[0], ignored)), divergence.dtype)
             divergence, weight = divergence * counts, sum_of(counts)
         if own and isinstance(self.loss, CrossEntropy) and self.loss.weight is None and self.loss.reduction == "mean":
-            weight = own[0].weight  # the same number, which an accumulation then weighs both terms by
+            weight = own[0].weight  # the same number, so that an accumulation weighs both terms alike
         return Term(sum_of(divergence), weight, self.alpha * self.temperature**2, "soft")
 
     def _teacher_outputs(self, logits: Tensor) -> tuple[Tensor, ...]:

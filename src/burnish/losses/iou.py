@@ -134,6 +134,7 @@ def _angle(boxes: Corners) -> Tensor:
     builder = boxes.left.builder
     width, height = boxes.width, boxes.height
     is_flat = builder.op("Equal", height, 0.0)
+    # Replace the height before dividing: an unselected NaN would still reach the gradient.
     height = builder.op("Where", is_flat, builder.scalar(1.0, height), height, like=height)
     angle = _arc_tangent(width, height)
     return builder.op("Where", is_flat, builder.scalar(0.0, angle), angle, like=angle)

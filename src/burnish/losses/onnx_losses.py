@@ -161,7 +161,7 @@ class OnnxLoss(LossBase):
         value = sum_of(inlined(self.model, builder, inputs, "onnx: the loss graph")[0])
         samples = samples_of(predictions[0], value.dtype) if predictions[0].rank else None
         if any(each.shape is not None and marked_sample_axis(each) for each in builder.graph.inputs):
-            samples = _batch(builder) or samples  # the first axis of a prediction need not be that of the samples
+            samples = _batch(builder) or samples  # a prediction's first axis need not be the sample axis
         return (scalar_term(value, samples, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
@@ -261,6 +261,7 @@ def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], wha
         value.replace_all_uses_with(tensor.value)
     for node in list(copy.graph):
         copy.graph.remove(node)
+        # Names of the model may collide with those of the graph.
         node.name = None
         for value in node.outputs:
             value.name = None

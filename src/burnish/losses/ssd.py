@@ -157,6 +157,7 @@ class Ssd(DetectionLoss):
         grown = builder.op("Exp", growth * self.variances[1]) * size
         boxes = corners(builder.op("Concat", placed, grown, axis=2), "cxcywh").joined()
         probabilities = builder.op("Softmax", scores, axis=CLASS_AXIS)
+        # Drop the first class, the background.
         ends = (builder.integers([number]) for number in (1, 2**62, CLASS_AXIS))
         return self.detected(boxes, builder.op("Slice", probabilities, *ends), labels, self.suppression)
 

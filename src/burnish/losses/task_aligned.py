@@ -214,6 +214,7 @@ class TaskAligned(DetectionLoss):
         builder = measure.builder
         count = builder.integers([min(self.candidates, self.cells)])
         values, places = builder.op("TopK", measure, count, axis=2, outputs=2)
+        # Products with 0 give constants of the dynamic shape.
         zeros = measure * 0.0
         chosen = builder.op("ScatterElements", zeros, places, values * 0.0 + 1.0, axis=2)
         return builder.op("Greater", chosen, 0.0)

@@ -28,7 +28,7 @@ from burnish.validation import is_whole, require
 
 POSITIVES, NEGATIVES = "positives", "negatives"
 BINS = 4096
-LEAST = 1e-30  # of a probability in a logarithm; float32 holds it
+LEAST = 1e-30  # smallest probability in a logarithm; representable in float32
 
 
 class _Questions(NamedTuple):

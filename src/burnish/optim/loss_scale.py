@@ -28,7 +28,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class LossScaled(Transform):
-    """An optimizer whose gradients come from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
+    """An optimizer for gradients of a scaled loss, the mathematics of ``torch.amp.GradScaler``.
 
     The loss is multiplied by the scale s before differentiation, and the gradients, in float32, are divided by it. With these
     gradients g::

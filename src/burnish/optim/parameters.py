@@ -19,10 +19,10 @@ Masked = Literal["no", "fixed", "changing"]
 class ParameterKind(StrEnum):
     """The role of a parameter, determined by the operator that combines it with data, and the operator's input."""
 
-    WEIGHT = "weight"  # multiplied and summed: of a convolution, a matrix product, a recurrent layer
+    WEIGHT = "weight"  # multiplied and summed, in a convolution, matrix product or recurrent layer
     BIAS = "bias"  # added per channel, or the slope of an activation
     NORMALIZATION = "normalization"  # scale or bias of a normalization layer, or any scale per channel
-    EMBEDDING = "embedding"  # rows that are looked up, positions that are added, tokens that are put in
+    EMBEDDING = "embedding"  # rows to look up, positions to add, tokens to insert
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ class Slot(str):
     ``<slot>:<group or transform>``.
 
     Attributes:
-        per_parameter: True if there is one for each parameter.
-        is_average: True for an average of the parameter, which evaluation and export may use instead, and which every worker
-            keeps.
+        per_parameter: True if each parameter has one.
+        is_average: True for an average of the parameter; evaluation and export may use it instead, and every worker keeps it.
         is_anchor: True for a fixed value that updates keep the parameter close to; a federated client sets it to the parameter at
             the start of a round.
         is_partial: True if each worker may have a separate part; the state of the run is their sum.
-        of_method: True if the optimizer's formulas depend on it together with the step: if all such slots are reset, so is the
-            step. False for wrappers of an optimizer.
+        of_method: True if the optimizer's formulas depend on it together with the step: resetting all such slots resets the step
+            too. False for wrappers of an optimizer.
     """
 
     per_parameter: bool

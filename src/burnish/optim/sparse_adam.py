@@ -1,4 +1,4 @@
-"""SparseAdam: Adam for embedding tables of which a step reads only a few rows."""
+"""SparseAdam: Adam for embedding tables with few rows read per step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SparseAdam(RatedOptimizer):
         v = v + (1 - beta2) * (g² - v)
         p = p - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
-    If a program keeps a table's gradient as rows, the other rows do not change, nor do their moments (PyTorch calls this lazy). t
-    counts all steps, not only those that read a row. A parameter with a dense gradient is updated as a whole. Unlike ``Adam``,
+    If a program keeps a table's gradient as rows, the other rows and their moments do not change (PyTorch calls this lazy). t
+    counts all steps, even steps that do not read a row. A parameter with a dense gradient is updated as a whole. Unlike ``Adam``,
     eps is added to an uncorrected root. State: ``first_moment/<initializer>`` and ``second_moment/<initializer>``, in the
     parameter's dtype and shape (PyTorch's ``exp_avg``, ``exp_avg_sq``).
 

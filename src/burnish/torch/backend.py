@@ -95,7 +95,7 @@ class _Assembly:
         self.engine = engine
         self.number = number
         self.parts: list[Part] = []
-        self.segments: dict[fx.Node, Segment] = {}  # by the last of its nodes
+        self.segments: dict[fx.Node, Segment] = {}  # by their last node
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         pairs = zip(placeholders, example_inputs, strict=False)
         self.parameters = frozenset(node for node, example in pairs if isinstance(example, torch.nn.Parameter))
@@ -127,7 +127,7 @@ class _Assembly:
             return
         try:
             segment = Segment(nodes, self.engine, self.parameters, self.verify)
-        except Exception as error:  # whatever export or differentiation refuses stays with PyTorch, and is reported
+        except Exception as error:  # nodes that cannot be exported or differentiated stay in PyTorch and are reported
             if len(nodes) == 1:
                 self._leave(nodes[0], f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_REASON])
                 return

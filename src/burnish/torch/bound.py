@@ -135,7 +135,7 @@ class BoundGraph:
         try:
             is_right = [tensor.dtype for tensor in inputs] == self._computed
         except AttributeError:
-            is_right = False  # no tensors
+            is_right = False  # not tensors
         if not is_right:
             state = [pairs(tensor) if tensor.is_complex() else tensor for tensor in state]
             inputs = [*data, *state]
@@ -236,7 +236,7 @@ class BoundGraph:
         self._graph.check_gradients()
 
     def __deepcopy__(self, memo: dict[int, object]) -> BoundGraph:
-        return self  # which holds no state
+        return self  # it holds no state
 
 
 def _extents_of(value: ir.Value) -> list[int | None] | None:

@@ -92,7 +92,7 @@ class Noted:
                 if now != before:
                     return False
         except Exception:
-            return False  # tensors and arrays do not say that they are equal
+            return False  # comparisons of tensors and arrays have no single truth value
         return not self.is_hooked_otherwise() and not self.is_built_otherwise()
 
     def is_hooked_otherwise(self) -> bool:
@@ -138,7 +138,7 @@ class _Variable:
         try:
             return holder.cell_contents if isinstance(holder, CellType) else holder.get(self._name)
         except ValueError:
-            return _MISSING  # of a cell that is empty
+            return _MISSING  # an empty cell
 
     def __eq__(self, other: object) -> bool:
         value = self.value

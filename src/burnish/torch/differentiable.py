@@ -82,7 +82,7 @@ class DifferentiableGraph:
         request_graph_calls()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DifferentiableGraph:
-        return self  # which holds no state
+        return self  # it holds no state
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Run the graph on its inputs, in order and all on one device; autograd continues from the outputs.

@@ -65,7 +65,7 @@ class ModuleGraphs:
         self._making = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleGraphs:
-        return self  # which holds no state of a module
+        return self  # it holds no state of a module
 
     def exported(self, key: ModuleKey, module: torch.nn.Module, training: bool | None = None) -> ExportedModule:
         """Return the module's export, which works at least in the given mode (by default the module's own).
@@ -268,7 +268,7 @@ class Calls:
         try:
             is_other = not self._takes(how, prepared, data, args, kwargs)
         except AttributeError:
-            is_other = False  # no tensors: the graph says so
+            is_other = False  # not tensors: the graph raises the error
         if is_other:
             return self._calls_at(prepared, data, args, kwargs).call(args, kwargs)
         shapes: list[torch.Size] | None
@@ -436,7 +436,7 @@ class Calls:
             check_extents(self.module, prepared.exported, args, kwargs, training)
             takes = computes_the_same(self.module, prepared.exported, args, kwargs, training, engine)
         else:
-            takes = all(doubt.given < 2 for doubt in doubts)  # one sample counts as any other number then
+            takes = all(doubt.given < 2 for doubt in doubts)  # without verification, one sample is treated like any other number
         if takes:
             graph.settle(doubts)
         return takes

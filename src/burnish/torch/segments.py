@@ -46,7 +46,7 @@ class Segment(torch.nn.Module):
         self._engine = engine
         _refuse_complex((*self.reads, *self.gives))
         self._device = next((tensor.device.type for tensor in map(example_of, self.gives)), "cpu")
-        with tracing(None), _disable_current_modes():  # an export of its own, which adds no guards to the captured graph
+        with tracing(None), _disable_current_modes():  # an independent export adds no guards to the captured graph
             extracted = _Extracted(nodes, self.reads, self.gives, parameters)
             examples, shapes = tuple(extracted.examples), extracted.dynamic_shapes
             exported = export_module(extracted.module, examples, None, shapes, called=True, modes=[True])

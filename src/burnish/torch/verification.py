@@ -154,7 +154,7 @@ class _Verification:
                 try:
                     graph = bind_export(self.exported, self.engine, training, type(self.module).__name__)
                 except BurnishError:
-                    break  # a call says so
+                    break  # a later call reports it
                 graphs[training] = graph
             usual = [point for point in examples if not self._goes_another_way(point, training)]
             self._compare(graph, training, usual or examples)

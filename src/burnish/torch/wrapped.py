@@ -132,7 +132,7 @@ def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.n
 
 
 def unwrap(wrapped: torch.nn.Module) -> torch.nn.Module:
-    """Return the original of a wrapped module, which PyTorch runs, with the same parameters, buffers and mode.
+    """Return the original of a wrapped module, to run in PyTorch, with the same parameters, buffers and mode.
 
     Raises:
         ConfigurationError: the module is not wrapped.
@@ -168,7 +168,7 @@ class _Forward:
 
     def __delete__(self, module: torch.nn.Module) -> None:
         if getattr(module, REPLACED) is None:
-            raise AttributeError("forward")  # as of a module with the forward of its class
+            raise AttributeError("forward")  # as for a module without its own forward
         object.__setattr__(module, REPLACED, None)
 
 

@@ -100,7 +100,7 @@ def _address(launcher: str, rank: int) -> tuple[str, int]:
     step = int(os.environ.get("SLURM_JOB_ID", "0")) * _STEPS + int(os.environ.get("SLURM_STEP_ID", "0")) % _STEPS
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
         first = "127.0.0.1"
-    else:  # of a list such as node[03-05,9],other
+    else:  # the first of a list such as node[03-05,9],other
         first = re.sub(r"^([^\[,]*)\[?(\d*).*", r"\1\2", _text("SLURM_STEP_NODELIST", LAUNCHERS[3][0]))
     return first, _SLURM_PORTS[step % len(_SLURM_PORTS)]
 

@@ -88,7 +88,7 @@ def join(
         return _joined
     distributed = torch_distributed()
     if own_device == "cpu" and share_memory:
-        shared_memory.prepare()  # before workers wait for each other
+        shared_memory.prepare()  # slow, so do it before the others wait
     elif own_device != "cpu":
         if not distributed.is_nccl_available():
             raise EngineError(
@@ -140,7 +140,7 @@ def has_joined() -> bool:
 def _end_default_group(broken: bool) -> None:
     distributed = torch_distributed()
     if distributed.is_initialized():
-        with suppress(RuntimeError):  # the connections that it would end are broken
+        with suppress(RuntimeError):  # the connections to end are broken
             if broken:
                 distributed.distributed_c10d._abort_process_group()
             else:

@@ -69,7 +69,7 @@ class ProcessGroup:
         self.memory: Memory | None = None
         self.machines: Machines | None = None
         self._meeting, self._backends, self._on_close = meeting, backends, on_close
-        self._members: Sequence[int] = range(world_size)  # ranks of the whole run, by rank in this group
+        self._members: Sequence[int] = range(world_size)  # ranks in the whole run, by rank in this group
         self._name, self._is_part, self._counts = "run", False, True
         self._parts = self._barriers = self._times_told = 0
         self._groups: list[ProcessGroup] = []
@@ -349,9 +349,9 @@ class ProcessGroup:
         def finish() -> None:
             began = time.monotonic()
             while tensor.device.type == "cpu" and not work.is_completed():
-                with suppress(RuntimeError):  # of the time that it was given; another one comes again below
+                with suppress(RuntimeError):  # a timeout; other errors are raised again below
                     work.wait(timedelta(seconds=LOOK_UP_SECONDS))
-                    break  # not every backend's exchange says that it is completed
+                    break  # some backends never report completion
                 if work.is_completed():
                     break
                 self.check()
@@ -385,7 +385,7 @@ class ProcessGroup:
         """Find out which workers are late for an exchange, tell all, and return the error to raise."""
         who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
         if self._watch is not None and who == self._watch.cause():
-            return self._ended(who, self._watch.comes_again)  # what another worker told meanwhile says it all
+            return self._ended(who, self._watch.comes_again)  # another worker has reported the cause
         return self._told(f"The {name} is not done after {limit:g} s: {who}")
 
     def at_odds(self, name: str) -> WorkerError:
@@ -438,7 +438,7 @@ class Backends:
     @classmethod
     def within(cls, group: Any, members: Sequence[int], store: Any, device: str, limit: float) -> Backends | None:
         if group is None or _names_of(group).get("cpu" if device == "cpu" else "cuda", "gloo") in ("gloo", "nccl", "mpi"):
-            return None  # `open` makes one of PyTorch's own for these workers alone
+            return None  # ``open`` connects only these workers
         distributed = torch_distributed()
         ranks = distributed.get_process_group_ranks(group)
         part = distributed.new_group(
@@ -601,6 +601,6 @@ class MachinesBuffer:
         if self._terms is not None and self._handed is not None:
             self._handed.show()
             if self._between is None:
-                self._handed.rows()  # which the first worker shows when it has the sums
+                self._handed.rows()  # waits until the first worker shows the sums
                 self.tensor.copy_(self._terms.buffers[0])
             self._handed.release()

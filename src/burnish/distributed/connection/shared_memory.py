@@ -406,7 +406,7 @@ def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
         token = secrets.token_bytes(_TOKEN)
         file = os.memfd_create("burnish", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(file, 0o600)
-        os.posix_fallocate(file, 0, _HEADER + size)  # now, rather than at the first write to a page that is not to be had
+        os.posix_fallocate(file, 0, _HEADER + size)  # fails now instead of at the first write to a missing page
         os.pwrite(file, token, _MARKS)
         fcntl.fcntl(file, _F_ADD_SEALS, _SEAL_SIZE)
         return file, {"system": Location.own().system, "process": os.getpid(), "file": file, "token": token.hex()}

@@ -65,7 +65,7 @@ class TorchStore:
         """Return the same store for another thread, with a separate connection."""
         try:
             return TorchStore(self.store.clone())
-        except RuntimeError:  # not every kind has a second connection; one that is gone says so when it is asked
+        except RuntimeError:  # some kinds have no second connection; a lost store raises on the next request
             return self
 
 
@@ -91,7 +91,7 @@ class FolderStore:
         try:
             return self._file(key).read_text()
         except FileNotFoundError:
-            self.folder.stat()  # which raises if the folder itself is gone
+            self.folder.stat()  # raises if the folder itself is gone
             return None
 
     def add(self, key: str, amount: int) -> int:
@@ -114,7 +114,7 @@ class FolderStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        import fcntl  # whose locks the system releases for a process that ends
+        import fcntl  # the system releases its locks when a process ends
 
         with (self.folder / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

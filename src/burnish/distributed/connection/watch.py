@@ -44,7 +44,7 @@ class Search:
 
 @dataclass
 class Barrier:
-    """A point at which workers wait for each other; the store counts those that ``entered`` under ``key``."""
+    """A point where workers wait for each other; the store counts the workers that ``entered`` under ``key``."""
 
     key: str
     workers: int
@@ -67,7 +67,7 @@ class Watch:
         self._contact = now = time.monotonic()
         self._lives = {other: Life(changed=now) for other in range(self.world_size) if other != rank}
         self._cause: str | None = None
-        self._declared: tuple[str, bool] | None = None  # a cause, and whether it comes again
+        self._declared: tuple[str, bool] | None = None  # a cause, and True if it recurs
         self._search: Search | None = None
         self._barrier: Barrier | None = None
         self._ending, self._hurry, self._entered = threading.Event(), threading.Event(), threading.Event()
@@ -204,7 +204,7 @@ class Watch:
     def _look_for_ended(self, store: Store) -> None:
         for rank, life in self._lives.items():
             if self._cause is None and not life.left and self._meeting.locations[rank].has_ended:
-                self._read(store, rank)  # it may have left in good order
+                self._read(store, rank)  # it may have left regularly
                 if not life.left:
                     self._suspect(self._said([rank], "is gone"))
 
@@ -213,7 +213,7 @@ class Watch:
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
             if self._cause is not None or self._declared is not None:
-                time.sleep(1.5 * INTERVAL_SECONDS)  # in which the others read why; the store goes with this worker
+                time.sleep(1.5 * INTERVAL_SECONDS)  # lets the others read the cause: the store ends with this worker
             store.set(OVER, "")
             while self._cause is None and self._declared is None and time.monotonic() < until:
                 for rank, life in self._lives.items():

@@ -15,7 +15,7 @@ PAST_END = ("error", "hold")
 
 
 class StatelessSchedule(NamedSettings):
-    """A schedule whose rate depends only on the step; see ``burnish.optim.base.Schedule`` for the methods."""
+    """A schedule that depends only on the step; see ``burnish.optim.base.Schedule`` for the methods."""
 
     @property
     def end(self) -> int | None:
@@ -49,7 +49,7 @@ class EndingSchedule(StatelessSchedule):
 
     @property
     def last(self) -> int:
-        """The step whose rate is held from then on: by default the first one after the end, which has the final rate."""
+        """The step from which the rate stays constant: by default the first one after the end, with the final rate."""
         return self.steps
 
     @property
