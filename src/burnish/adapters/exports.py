@@ -43,9 +43,9 @@ def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str,
     Args:
         model: the model; changed.
         path: the ``.onnx`` file; for ``peft`` the folder.
-        form: ``kept`` writes the model as it is. ``apart`` makes adapters optional inputs, for an ``.onnx_adapter`` next to the
-            file that ONNX Runtime activates (``RunOptions.add_active_adapter``); by default they have no effect. ``inputs`` makes
-            them required inputs, with values in a ``.safetensors``. ``peft`` writes only the adapters, for PEFT.
+        form: ``kept`` writes the model unchanged. ``apart`` makes adapters optional inputs without effect by default, for an
+            ``.onnx_adapter`` next to the file (``RunOptions.add_active_adapter``). ``inputs`` makes them required inputs, with
+            values in a ``.safetensors``. ``peft`` writes only the adapters.
         names: names for ``peft``; see ``write_peft``.
 
     Returns:

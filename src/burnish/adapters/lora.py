@@ -48,7 +48,7 @@ def lora(
 
     Layers are ``MatMul``, ``Gemm``, ``Conv`` and ``Gather`` (an embedding) whose weight is an initializer, or integers that are
     dequantized (``DequantizeLinear``, ``MatMulNBits``) or multiplied as integers (``MatMulInteger``, ``ConvInteger``), as in
-    QLoRA. Outputs are unchanged at first: A is uniform in ``±1/√m`` (for Conv m includes the kernel), as PyTorch's
+    QLoRA. Outputs are unchanged at first: A is uniform in ``±1/√m`` (for Conv with the kernel in m), as PyTorch's
     ``kaiming_uniform_(a=√5)``, and B is zero; for embeddings A is zero and B standard normal; magnitudes are the lengths, and
     scales are 1.
 
@@ -59,10 +59,10 @@ def lora(
         rank: rank of A and B; not for ``ia3``.
         alpha: numerator of the scaling; ``rank`` by default.
         variant: ``lora``, ``dora`` or ``ia3``.
-        dropout: dropout rate of the inputs of A in training; not for embeddings.
-        rslora: True to divide alpha by √rank instead of rank (Kalajdzievski 2023).
+        dropout: dropout rate of the inputs of A; not for embeddings.
+        rslora: True to divide alpha by √rank (Kalajdzievski 2023).
         feedforward: patterns of layers whose inputs ``ia3`` scales.
-        also_trained: names or patterns of initializers to train and store with the adapters, such as those of a new head.
+        also_trained: names or patterns of initializers to train and store with the adapters, such as a new head.
         seed: seed of A, and of B for embeddings.
 
     Returns:

@@ -61,9 +61,9 @@ def read_lora_file(path: Path) -> dict[str, PeftAdapters]:
         path: the ``.safetensors``.
 
     Returns:
-        Component, such as ``lora_unet``, ``text_encoder`` or an empty name -> its adapters, named as in the file without the
-            component, in PEFT's layouts. kohya's names have ``_`` for ``.``. A LoHa of rank r becomes the equal LoRA of rank r²;
-            a convolution's core (``lora_mid``) is multiplied into A.
+        Component, such as ``lora_unet``, ``text_encoder`` or an empty name -> its adapters in PEFT's layouts, named as in the
+            file (in kohya's with ``_`` for ``.``). A LoHa of rank r becomes the equal LoRA of rank r²; a convolution's core
+            (``lora_mid``) is multiplied into A.
 
     Raises:
         CheckpointError: the file is missing or damaged.

@@ -57,13 +57,14 @@ def load_peft(
     Args:
         source: the base model: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         folder: a folder with ``adapter_model.safetensors`` and ``adapter_config.json`` (LoRA, DoRA or (IA)³), or a
-            ``.safetensors`` of LoRA, DoRA or LoHa from diffusers, kohya's scripts or LyCORIS, whose alpha defaults to the rank.
+            ``.safetensors`` of LoRA, DoRA or LoHa from diffusers, kohya's scripts or LyCORIS, with alpha equal to the rank by
+            default.
         names: layer of the model -> PyTorch module, or a function, if names differ; also for other trained initializers
-            (``modules_to_save``). By default a layer matches the module with its name, or the only one of which either name ends
-            in the other, since exporters often wrap modules. Suffixes of builders (``.MatMul``) are ignored, and ``attn`` equals
-            ``self_attn``. LoRA of ``q_proj``, ``k_proj`` and ``v_proj`` is combined if the model packs these in ``qkv_proj``.
-        component: component of the file to load, such as ``lora_unet`` or ``text_encoder``. The default is the only one that fits
-            the model; a warning names the others.
+            (``modules_to_save``). By default a layer matches the module of its name, or the only one such that one name ends in
+            the other, since exporters often wrap modules. Suffixes of builders (``.MatMul``) are ignored, and ``attn`` equals
+            ``self_attn``. LoRA of ``q_proj``, ``k_proj`` and ``v_proj`` is combined for a packed ``qkv_proj``.
+        component: component of the file, such as ``lora_unet`` or ``text_encoder``; by default the only one that fits the model,
+            with a warning that names the others.
         also_trained: names or patterns of further initializers to train.
 
     Returns:

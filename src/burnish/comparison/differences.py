@@ -31,11 +31,10 @@ class TensorCheck:
     """The check of one array's gradient.
 
     Attributes:
-        name: name of the array.
-        shape: shape of the array.
-        probes: number of directions checked.
-        kinks: number of further directions without a derivative.
-        error: the largest difference, relative to the gradient.
+        name, shape: of the array.
+        probes: directions checked.
+        kinks: further directions, without a derivative.
+        error: largest difference, relative to the gradient.
         agrees: True if all directions are within tolerance.
         is_zero: True if the gradient is zero everywhere.
     """

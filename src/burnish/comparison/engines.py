@@ -133,7 +133,7 @@ def compare_engines(
     """Run the same steps on several engines, and compare losses, metrics, gradients and state with the first engine.
 
     All engines start each step from the first engine's state, so differences do not accumulate. Differences beyond tolerance are
-    traced to the node where they start (``burnish.comparison.fault_location``).
+    traced to their first node (``burnish.comparison.fault_location``).
 
     Args:
         program: program to run.
@@ -147,8 +147,8 @@ def compare_engines(
         threads: threads per engine; the engine's choice by default.
 
     Raises:
-        ConfigurationError: there are fewer than two engines, no steps or no batch, a tolerance is negative, or a step exceeds the
-            program's schedule.
+        ConfigurationError: fewer than two engines, no steps or batches, a negative tolerance, or a step beyond the program's
+            schedule.
         InputError: a batch does not fit the program.
         NonFiniteLossError: the first engine's loss is NaN or infinite.
         EngineError: an engine is missing or cannot run the program.

@@ -1,8 +1,8 @@
 """Location of the first node that two engines compute differently.
 
-Both engines return all intermediate values, which are compared in graph order, forward pass first. A differing value does not
-prove its node wrong: rounding grows under cancellation, and masks flip near zero. So the node runs alone on both engines with the
-same inputs. Its tolerance follows from the change of its outputs under small changes of its inputs (in float64, on the reference
+Both engines return all intermediate values, compared in graph order, forward pass first. A differing value does not prove its
+node wrong: rounding grows under cancellation, and masks flip near zero. So each such node runs alone on both engines with the
+same inputs. Its tolerance follows from the response of its outputs to small changes of its inputs (in float64, on the reference
 engine). The first node that still differs is at fault.
 """
 
@@ -36,15 +36,15 @@ class Fault:
 
     Attributes:
         node: operator, name and output of the node.
-        operator: its operator, with the prefix ``burnish.`` for semantic ones, which engines run by a kernel or lowered.
+        operator: its operator; semantic ones, run by a kernel or lowered, have the prefix ``burnish.``.
         output: the differing output.
         source: the part of the model it belongs to (``gradient of Conv 'stem' ...``), or None.
         updates: for an optimizer's node, the state entries that depend on it.
-        within: for a semantic operator, the differing standard operator of its lowering, if any.
+        within: for a semantic operator, the differing standard operator of its lowering, or None.
         in_graph: difference of its output in the whole graph.
-        alone: difference of the node alone on the same inputs; None if it cannot run alone, or only differs when fused
+        alone: difference of the node by itself on the same inputs; None if it cannot run, or only differs when fused
             (``joined``).
-        errors: by engine, error of the node alone against float64; empty if unknown.
+        errors: by engine, error of the node by itself against float64; empty if unknown.
         joined: True if the difference disappears when all intermediate values are outputs, so an engine's rewriting causes it.
     """
 

@@ -19,14 +19,13 @@ Batch = dict[str, np.ndarray]
 class Batches:
     """Ready-made batches, in the order of their source.
 
-    A batch is a mapping by the names of the model's inputs and labels, or a tuple or list of them in that order: inputs first,
-    then labels. Samples are along axis 0 of every array, even if the model uses another axis. Arrays and host tensors are fitted
-    like file data: missing channel axes are added and bytes are taken as pixels. Class names become indices if the model or its
-    training data define their order.
+    A batch is a mapping by the names of the model's inputs and labels, or a tuple or list of these, inputs first. Samples are
+    along axis 0 of every array, even if the model uses another axis. Host arrays and tensors are fitted like file data: channel
+    axes are added, and bytes are pixels. Class names become indices if the model or its training data define their order.
 
     Args:
-        source: an iterable, which every epoch restarts; a function that returns an iterator, called for every epoch; or an
-            iterator, which continues from epoch to epoch.
+        source: an iterable, which every epoch restarts; a function that returns an iterator per epoch; or an iterator, which
+            continues over epochs.
         steps: batches per epoch; ``len(source)`` by default.
 
     Raises:

@@ -24,17 +24,16 @@ LeftOut = Callable[[Sequence[str]], Collection[str]]
 def read_csv(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
     """Return the columns of a CSV file by name, and notes on its rows.
 
-    A column is int64 or float64 if all its values are numbers, else text. The first line names the columns; each other line is a
-    sample. Numbers may have decimal commas, or commas between thousands (see ``with_points``).
+    The first line has the column names. A column is int64 or float64 if all values are numbers, else text. Numbers may have
+    decimal commas, or commas between thousands (``with_points``).
 
     Args:
         path: the file.
-        missing: ``error``, or ``drop`` to leave out and count lines with a missing value.
-        left_out: function from all column names to those that are not read.
+        missing: ``error``, or ``drop`` to count and leave out lines with a missing value.
+        left_out: function from all column names to those not read.
 
     Raises:
-        DataError: see ``read_columns``; a value is missing or mixes scripts of digits (by line and column); or a comma in a
-            number is ambiguous.
+        DataError: see ``read_columns``; a value is missing or uses other digits, or commas are ambiguous.
     """
     header, rows, lines = _read(path)
     if len(header) == 1 and any(all(other in line for line in (header[0], *rows[0])) for other in OTHER_DELIMITERS if rows):
@@ -199,18 +198,18 @@ SHOWN = 3
 
 
 def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """Return table cells with numbers as Python reads them, and notes on the columns that were converted.
+    """Return table cells with numbers as Python reads them, and notes on converted columns.
 
-    A column has numbers with commas if all its cells are numbers or missing. ``1,5`` has a decimal comma; ``1,234.5`` and
-    ``1,234,567`` have commas between thousands. ``1,234`` is ambiguous, so other cells of the same or other columns decide.
-    ``1.234`` in a column without commas is ambiguous if another column has decimal commas.
+    A column of numbers and missing values may use commas. ``1,5`` has a decimal comma; ``1,234.5`` and ``1,234,567`` have commas
+    between thousands. ``1,234`` is ambiguous: other cells or columns decide. So is ``1.234`` if another column has decimal
+    commas.
 
     Args:
-        cells: column name -> its cells, without surrounding spaces.
+        cells: column name -> stripped cells.
         source: name for errors.
 
     Raises:
-        DataError: a column has both decimal commas and decimal points, or its commas or points stay ambiguous.
+        DataError: a column mixes decimal commas and points, or stays ambiguous.
     """
     ways = {name: ways for name, values in cells.items() if (ways := _ways(name, values, source))}
     settled = {way for possible in ways.values() if len(possible) == 1 for way in possible}

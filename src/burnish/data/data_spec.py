@@ -23,16 +23,16 @@ NOTHING_KNOWN = DataDescription()
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The inputs that a dataset has to fill, with samples along axis 0 of each, even if the model uses another axis.
+    """The inputs that a dataset has to fill, with samples along axis 0, even if the model uses another axis.
 
     Attributes:
-        data: inputs of the model; one without samples (``sample_axis`` None) gets the same value for all samples.
+        data: inputs of the model; those without samples (``sample_axis`` None) get one value for all.
         label: input that the loss compares with; None if the model computes its own loss.
-        further_labels: the other label inputs of a loss with several.
-        described: description of the data in the model's metadata.
+        further_labels: further label inputs.
+        described: the model's description of its data.
         predicts: True if there is no loss, so labels are not wanted.
-        axes: the model's sample axis, for each input where it is not the first.
-        is_training: True for training data, so that statistics may be computed from them.
+        axes: the model's sample axis by input, if not the first.
+        is_training: True if statistics may be computed from the data.
     """
 
     data: tuple[Entry, ...]
@@ -230,20 +230,19 @@ def fit_data(
 ) -> np.ndarray:
     """Convert samples to the shape and dtype of a model's input.
 
-    Accepted shapes, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
-    reverse; and the same number of values if either side is a plain vector. Text inputs take text and integers. uint8 becomes
-    floating point by ``pixels``. Integers may become floating point; floating point becomes integers only without loss.
+    Accepted shapes, in order: the same; a missing channel axis of extent 1; channels first for channels last and vice versa;
+    equal numbers of values if one side is a plain vector. Text inputs take text and integers. uint8 becomes floating point by
+    ``pixels``. Integers may become floating point; the reverse must be lossless.
 
     Args:
         array: [samples, ...].
         entry: the input.
         source: name for errors.
-        pixels: preprocessing of bytes; by default they are divided by 255.
-        samples: numbers of the samples for error messages; counted from 0 by default.
+        pixels: preprocessing of bytes; division by 255 by default.
+        samples: sample numbers for errors; from 0 by default.
 
     Raises:
-        DataError: the shape or dtype does not fit; a value is not finite or does not fit the input's dtype; or an index is out of
-            range.
+        DataError: shape or dtype do not fit, a value is not finite or does not fit the dtype, or an index is out of range.
     """
     if entry.dtype == ir.DataType.STRING:
         return _reshape(_text(array, entry, source), entry, source)
@@ -283,17 +282,17 @@ def fit_label(
 
     Args:
         labels: [samples, ...]; class names become indices in sorted order, and the model's own class numbers (such as 1, 2, 3)
-            become their indices.
+            their indices.
         entry: the label input.
         source: name for errors.
-        classes: class names by index, instead of sorted order.
-        spec: source of the order of the model's own classes, if these include all labels.
+        classes: class names by index, instead of sorted.
+        spec: source of the model's own class order, used if it has all labels.
 
     Returns:
-        The labels, and the class names if there are any.
+        The labels, and the class names or None.
 
     Raises:
-        DataError: labels are of the wrong kind, out of range, or not among ``classes``.
+        DataError: labels are of the wrong kind, out of range, or not in ``classes``.
     """
     names: tuple[str, ...] | None = None
     takes_classes = not _is_float(entry)

@@ -91,24 +91,24 @@ class DividedDataset(Dataset, Protocol):
 
 
 class ArrayDataset:
-    """Samples in arrays by input name, each with the samples along its first axis.
+    """Samples in arrays by input name, along the first axis of each.
 
     Args:
-        arrays: input name -> array [samples, ...]. Batches of memory-mapped arrays are read from their file (``FileRows``).
-        classes: class names by class index, if the labels were names.
-        note: remark for the user on how the data were read.
-        preprocessing: preprocessing of the pixel arrays; None if there are none.
-        table: the columns that the arrays were made from, if some are categorical.
-        shared: names of arrays that all samples share; each batch has them whole.
-        groups: the group of each sample, [samples].
+        arrays: input name -> array [samples, ...]; memory-mapped ones are read from their file (``FileRows``).
+        classes: class names by index, if the labels were names.
+        note: remark for the user.
+        preprocessing: preprocessing of pixels, if any.
+        table: columns of the arrays, if some are categorical.
+        shared: names of arrays that all samples share.
+        groups: group of each sample, [samples].
 
     Attributes:
-        by: what defines the classes of the samples, in words.
-        remade: makes the dataset of some samples, if ``part`` has to do more than index the arrays.
-        labels: the table columns of numeric or yes/no targets; else None.
+        by: what defines the classes, in words.
+        remade: makes the dataset of some samples, if ``part`` has to do more than index.
+        labels: table columns of numeric or yes/no targets, or None.
 
     Raises:
-        DataError: there are no arrays or no samples, lengths differ, or an array has no sample axis or holds Python objects.
+        DataError: there are no arrays or samples, lengths differ, or an array lacks a sample axis or holds Python objects.
     """
 
     def __init__(

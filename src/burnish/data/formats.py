@@ -60,14 +60,13 @@ class Format:
 
     Attributes:
         name: short name.
-        said: description in help and error messages.
-        holds: ``images``, ``arrays`` (bytes are pixels), a ``table`` (of numbers, or of texts with a tokenizer), ``texts``,
-            ``digits``, or ``sounds``.
-        labels: location of the labels, for the error about an option that names their column or file; empty if the option
-            applies.
-        open: function that opens the data.
+        said: description in help and errors.
+        holds: ``images``, ``arrays`` (bytes are pixels), ``table`` (numbers, or texts with a tokenizer), ``texts``, ``digits`` or
+            ``sounds``.
+        labels: location of the labels, to reject an option that names it; empty if the option applies.
+        open: opens the data.
         suffixes: lowercase file suffixes.
-        is_it: predicate on an existing path and, for a folder, the suffixes of its files. By default the suffix decides.
+        is_it: predicate on an existing path and the suffixes in a folder; by default the suffix decides.
     """
 
     name: str

@@ -93,8 +93,8 @@ class SampleReader:
         spec: inputs of the model.
         label: table column to leave out.
         image_size, pixels, sound: see ``open_dataset``.
-        text_of: returns the tokenization for texts of a path, or of memory for None; None if the model reads no texts.
-        cut: returns a dataset of texts that fits the model, and a note on truncation; see ``within_the_opened``.
+        text_of: returns the tokenization for a path, or None for memory; None if the model reads no texts.
+        cut: fits a dataset of texts to the model, with a note; see ``within_the_opened``.
     """
 
     spec: DataSpec
@@ -112,11 +112,11 @@ class SampleReader:
         """Open samples.
 
         Args:
-            source: a path (see ``open_samples``), a Pillow image, an array with or without a sample axis, a text, arrays by input
-                name, table columns by name, a data frame, a dataset, or a list of paths, images, texts, arrays or rows.
+            source: a path (see ``open_samples``), Pillow image, array with or without a sample axis, text, arrays by input name,
+                table columns by name, data frame, dataset, or list of paths, images, texts, arrays or rows.
 
         Raises:
-            DataError: nothing is there, it has no samples, or they do not fit the model.
+            DataError: there are no samples, or they do not fit the model.
             ConfigurationError: invalid ``pixels``.
         """
         if isinstance(source, str | os.PathLike):

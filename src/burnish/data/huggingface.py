@@ -151,12 +151,12 @@ def columns_dataset(
         spec: inputs of the program.
         classes: class names by index.
         pixels: preprocessing of bytes.
-        split: split for evaluation; its column of groups is not a feature.
-        label: label column (see ``table_dataset``); None finds it by names and features.
+        split: evaluation split; its column of groups is not a feature.
+        label: label column (see ``table_dataset``); None searches by names and features.
         how: further options of ``table_dataset``.
 
     Raises:
-        DataError: a value is missing, a column has another kind of value, or the data do not fit the program.
+        DataError: a value is missing or of another kind, or the data do not fit the program.
     """
     group = None if split is None else split.group
     names = source.column_names

@@ -24,20 +24,20 @@ PARTS = frozenset({"train", "training", *EVALUATED})
 class ImageFolder(LabelledImages):
     """Images in one subfolder per class, read on demand; up to 1 GiB of decoded images is cached.
 
-    Classes are numbered in the sorted order of the subfolders, and images are sorted by name. Empty files are left out, and an
-    image that cannot be decoded is replaced by the next one of its class; both are counted.
+    Subfolders (the classes) and images are sorted by name. Empty files are left out, and an unreadable image is replaced by the
+    next one of its class; both are counted.
 
     Args:
         path: the folder.
         spec: inputs of the program.
         classes: class names by index, instead of sorted subfolders.
         size: height and width, if the model leaves them open.
-        pixels: preprocessing of pixels: a preset (``imagenet``), a ``Preprocessing``, or its settings. The default is that of the
-            model's metadata, else division by 255 for floating-point inputs.
+        pixels: preprocessing: a preset (``imagenet``), a ``Preprocessing``, or its settings; by default that of the model's
+            metadata, else division by 255 for floating-point inputs.
 
     Raises:
-        DataError: Pillow is missing; there are no images; a class is not in ``classes`` or the model; two class names are alike;
-            or the input does not take these images. ``batch`` raises it if no image of a class can be read.
+        DataError: Pillow is missing, there are no images, a class is unknown, two class names look alike, or the input does not
+            take these images; in ``batch``, no image of a class is readable.
         ConfigurationError: invalid ``pixels``.
     """
 
@@ -140,20 +140,20 @@ def check_names(folders: Sequence[str], path: Path) -> list[str]:
 class ImageFiles:
     """Unlabeled images: a file, or all files in a folder and its subfolders, sorted.
 
-    Each image is decoded once at the start; unreadable ones are left out and named in ``note``.
+    Each image is decoded at the start; unreadable ones are left out and named in ``note``.
 
     Args:
         path, spec, size, pixels: see ``ImageFolder``.
         pictures: images that are not files of their own.
-        all_read: True to raise an error for an unreadable image.
+        all_read: True to raise for an unreadable image.
 
     Attributes:
         names: file names, starting with ``path``.
-        preprocessing: complete preprocessing of an image.
+        preprocessing: complete preprocessing.
         note: the files left out, or None.
 
     Raises:
-        DataError: Pillow is missing, no image can be read, or the input does not take these images.
+        DataError: Pillow is missing, no image is readable, or the input does not take them.
     """
 
     def __init__(

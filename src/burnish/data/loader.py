@@ -23,21 +23,22 @@ class Loader:
     """Batches of a dataset.
 
     Args:
-        dataset: the samples. An ``EpochDataset`` determines its own shuffled order.
-        batch_size: samples per batch; the last batch of an epoch may be smaller.
+        dataset: the samples; an ``EpochDataset`` shuffles itself.
+        batch_size: samples per batch; the last may be smaller.
         seed: seed of order and augmentation.
         shuffle: True for a new order in each epoch.
         drop_last: True to leave out a smaller last batch.
-        augment: ``(batch, generator) -> batch``, random changes. The generator's seed depends only on the seed, the epoch and the
-            batch number.
-        rank, workers: this worker's rank and their number. Each worker gets its part of every batch; sizes differ by at most one,
-            and a part may be empty. With ``augment``, every worker reads whole batches, since changes may depend on them.
-        processes: processes that read batches ahead; 0 to read in this one. Arrays in memory never use them, and the batches do
-            not depend on them. ``close`` ends them.
-        spec: inputs of the program (``DataSpec.by(program)``), to yield batches in the model's layout; None keeps samples first.
+        augment: ``(batch, generator) -> batch``, random changes; the generator depends only on the seed, the epoch and the batch
+            number.
+        rank, workers: this worker's rank, and their number. Each worker gets its part of every batch, in order of rank; sizes
+            differ by at most one, and may be 0. With ``augment``, every worker reads whole batches, as changes may depend on
+            them.
+        processes: processes that read batches ahead; 0 reads in this one. Arrays in memory never use them, and batches do not
+            depend on them. ``close`` ends them.
+        spec: inputs of the program (``DataSpec.by(program)``), to yield the model's layout; None keeps samples first.
 
     Raises:
-        ConfigurationError: an argument is out of range, or ``drop_last`` leaves no batch.
+        ConfigurationError: an argument is out of range, or no batch is left.
     """
 
     def __init__(

@@ -180,10 +180,10 @@ def without_missing(
     Args:
         columns: the columns, each [rows].
         gaps: masks of missing values, bool [rows].
-        missing: ``error`` and ``predicted`` raise an error, ``drop`` removes the rows, ``kept`` keeps them.
+        missing: ``error`` and ``predicted`` raise, ``drop`` removes rows, ``kept`` keeps them.
         source: name for errors.
         rows: row names.
-        cells: original cells of each column, for errors.
+        cells: original cells by column, for errors.
 
     Raises:
         DataError: a value is missing (by row and column), or no row is left.

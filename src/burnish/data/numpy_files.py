@@ -197,8 +197,8 @@ SUFFIX = ".npy"
 class MappedArrays:
     """A folder of ``<input>.npy`` files, or a single ``.npy`` file with its labels in another one.
 
-    In a folder, a single input may be ``x.npy`` and the labels ``y.npy``. Inputs are read and fitted batch by batch
-    (``FileRows``); labels, and inputs without samples, are read whole. Nothing is unpickled.
+    A single input may be ``x.npy``, the labels ``y.npy``. Inputs are read and fitted by batch (``FileRows``); labels, and inputs
+    without samples, are read whole. Nothing is unpickled.
 
     Args:
         path: the folder or the file.
@@ -209,13 +209,13 @@ class MappedArrays:
         group: name of the array of groups.
 
     Attributes:
-        classes: class names, if the labels are names.
+        classes: class names, if labels are names.
         preprocessing: preprocessing of bytes, or None.
         note: remarks for the user.
-        groups: the group of each sample, or None.
+        groups: group of each sample, or None.
 
     Raises:
-        DataError: an array is missing, damaged, of Python objects, of another length than the others, or does not fit.
+        DataError: an array is missing, damaged, of Python objects or another length, or does not fit.
     """
 
     def __init__(

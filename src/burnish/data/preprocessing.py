@@ -30,19 +30,18 @@ LARGEST = 255
 class Preprocessing(PlainSettings):
     """Preprocessing of an 8-bit image: each channel becomes ``(pixel * scale - mean) / std``.
 
-    Values are computed in float64 and rounded once to the dtype of the model's input. size, channels and layout may stay None
-    until the model's input is known (``for_images``).
+    Values are computed in float64 and rounded once to the input's dtype. size, channels and layout may be None until the input is
+    known (``for_images``).
 
     Attributes:
         scale: factor of a pixel (0 to 255).
-        mean, std: one number, or one per channel in the order of the model's input; std is above 0.
-        interpolation: Pillow's name of the resize filter: nearest, bilinear, bicubic, box, hamming or lanczos. All but nearest
-            antialias.
+        mean, std: one number, or one per channel in the input's order; std is above 0.
+        interpolation: Pillow's filter: nearest, bilinear, bicubic, box, hamming or lanczos; all but nearest antialias.
         resize: ``stretch`` ignores the aspect ratio; ``crop`` resizes the shorter side to ``shorter_side`` and takes the center,
             like torchvision's evaluation transforms.
-        shorter_side: in pixels, for ``crop``; None is 8/7 of the larger side of ``size`` (256 for 224).
-        size: height and width of the model's input.
-        channels: ``rgb``, ``bgr`` or ``gray`` (the luma of ITU-R 601, as in Pillow).
+        shorter_side: in pixels, for ``crop``; by default 8/7 of the larger side of ``size`` (256 for 224).
+        size: height and width of the input.
+        channels: ``rgb``, ``bgr`` or ``gray`` (luma of ITU-R 601, as in Pillow).
         layout: ``NCHW``, ``NHWC`` or ``NHW``.
     """
 

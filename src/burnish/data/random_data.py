@@ -22,12 +22,12 @@ def random_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield endless random batches in the model's layout; each depends only on the seed and its number.
 
-    Floating-point data are normal, and labels are in the loss's range. Integers are in the range of a table if the program knows
-    it, else 0 or 1, which suits both indices and masks.
+    Floating-point data are normal, labels in the loss's range. Integers are in the range of a known table, else 0 or 1, valid as
+    indices and masks.
 
     Args:
         program: program that takes the batches.
-        batch_size: extent of symbolic sample axes; rounded up to the next one that the normalization layers accept.
+        batch_size: extent of symbolic sample axes, rounded up for the normalization layers.
         seed: 0 or more.
         extents: other symbolic dimensions by name; 8 by default.
 
@@ -87,16 +87,16 @@ def synthetic_clicks(
 ) -> ArrayDataset:
     """Return clicks with categories that follow Zipf's law, for ``burnish.models.dlrm`` with the same tables.
 
-    A hidden score determines the click probability, so a model can learn it: a normal effect for each table row plus a linear
-    function of the numbers.
+    A hidden score determines the click probability, so it can be learned: a normal effect per table row, and a linear function of
+    the numbers.
 
     Args:
         samples: number of samples.
-        rows: rows of each table. Row k has a probability proportional to k to the power of -``exponent``.
+        rows: rows of each table; row k has a probability proportional to k to the power of -``exponent``.
         numbers: normal numbers per sample.
-        exponent: exponent of Zipf's law; 0 is uniform.
+        exponent: of Zipf's law; 0 is uniform.
         seed: seed of the hidden effects.
-        draw: seed of the samples; several draws with one seed share the effects.
+        draw: seed of the samples; draws with one seed share the effects.
 
     Returns:
         Arrays ``numbers``, ``category_1`` and so on, and ``targets`` [samples, 1].

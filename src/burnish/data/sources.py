@@ -56,23 +56,23 @@ def open_dataset(
         label: label column of a table, or several columns of numbers or yes/no values with commas between them; or the label file
             of an ``.npy`` file.
         classes: class names by index, so that two datasets number them alike.
-        image_size: height and width of images, if the model leaves them open.
-        pixels: preprocessing of images and byte arrays: a preset, a ``Preprocessing``, or its settings. The default is that of
-            the model's metadata, else 0 to 255 become 0 to 1.
-        text: tokenization of texts: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for other data.
-        missing: treatment of table rows with a missing value. ``error`` raises, ``drop`` leaves the rows out and counts them, and
-            ``mean``, ``median`` or ``most_frequent`` fill them from the training data (categories always by the most frequent).
-            ``auto`` fills as in training, with the median if columns are standardized, and else raises.
+        image_size: height and width, if the model leaves them open.
+        pixels: preprocessing of images and byte arrays: a preset, a ``Preprocessing``, or its settings; by default that of the
+            model's metadata, else 0 to 255 become 0 to 1.
+        text: tokenization: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for other data.
+        missing: treatment of table rows with a missing value: ``error``; ``drop``, which counts them; ``mean``, ``median`` or
+            ``most_frequent`` of the training data (for categories always the latter). ``auto`` fills as in training, with the
+            median if columns are standardized, and else raises.
         split: part to hold out (``burnish.data.splitting``); its column of groups is not a feature.
-        sound: preprocessing of sounds: settings by name, as text (``rate=16000,bands=64``), or a ``Sound``. The default is that
-            of the model's metadata, else it follows from the input and the files.
-        label_separator: text between the labels of a sample in the label column, such as ``;``.
+        sound: preprocessing of sounds: settings by name, as text (``rate=16000,bands=64``), or a ``Sound``; by default that of
+            the model's metadata, else from the input and the files.
+        label_separator: text between a sample's labels in the label column, such as ``;``.
         columns: scaling of table numbers: ``standardize`` to mean 0 and standard deviation 1 of the training data, ``raw``, or
             ``auto``, which standardizes for untrained models (``burnish.models.create``).
 
     Raises:
-        DataError: there are no data, their format is unknown, or they are damaged or do not fit the program; or ``pixels`` is
-            given for data without pixels.
+        DataError: no data, an unknown format, or data that are damaged or do not fit the program; or ``pixels`` for data without
+            pixels.
         ConfigurationError: invalid ``pixels``, ``text`` or ``missing``.
     """
     check_missing(missing)
@@ -137,14 +137,14 @@ def as_dataset(
 
     Args:
         source: a dataset; a source for ``open_dataset``; ``(x, y)``, fitted to the program; arrays by input name, used unchanged;
-            or a Hugging Face dataset with columns of texts (with ``text``), tokens (``input_ids``) or features. With ``text``
-            also ``(texts, labels)``, columns by name, or texts.
+            or a Hugging Face dataset of texts (with ``text``), tokens (``input_ids``) or features. With ``text`` also ``(texts,
+            labels)``, columns by name, or texts.
         spec: inputs of the program.
-        classes, pixels, text, split, sound, label, label_separator, missing, columns: see ``open_dataset``; they do not affect
-            datasets and arrays by input name.
+        classes, pixels, text, split, sound, label, label_separator, missing, columns: see ``open_dataset``; not for datasets and
+            arrays by input name.
 
     Raises:
-        DataError: ``source`` is something else, cannot be read or does not fit.
+        DataError: ``source`` is something else, unreadable or does not fit.
     """
     check_missing(missing)
     check_scaling(columns)

@@ -94,11 +94,11 @@ class Split:
         asked: the request.
         seed: seed of the choice.
         count: number of all samples.
-        evaluation: sorted numbers of the held-out samples, int64.
-        how: description of the choice: ``stratified by 'label', seed 0``.
+        evaluation: sorted held-out numbers, int64.
+        how: the choice in words: ``stratified by 'label', seed 0``.
         of: word for the samples.
-        names: names of the held-out samples, such as files, if they have any.
-        groups: held-out groups; None if single samples were chosen.
+        names: names of the held-out samples, such as files, or None.
+        groups: held-out groups, or None.
         notes: remarks for the user.
     """
 
@@ -168,19 +168,18 @@ def held_out(
 ) -> Split:
     """Choose the samples of a dataset to hold out for evaluation.
 
-    If samples have classes, the same share of each class is held out, so proportions stay; a class of one sample stays in the
-    training part. Groups are held out whole, to come close to the share of each class. The choice depends only on the classes,
-    the groups, the seed and the request.
+    The same share of each class is held out, but never a class's only sample. Groups stay whole, with class shares as close as
+    possible. The choice depends only on classes, groups, seed and request.
 
     Args:
         dataset: the samples; a ``DividedDataset`` provides classes and groups.
         asked: the request.
         seed: seed of the choice.
         label: the input that the loss compares with.
-        kept: split of a resumed run from ``read_split``, which is used again.
+        kept: split of a resumed run from ``read_split``, used again.
 
     Raises:
-        DataError: a side would be empty, the training part would lose a class, or the data are not those of the resumed run.
+        DataError: a side would be empty, training would lose a class, or the data are not those of the resumed run.
         ConfigurationError: the resumed run had another ``eval_split``.
     """
     divided = dataset if isinstance(dataset, DividedDataset) else None

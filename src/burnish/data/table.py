@@ -60,12 +60,11 @@ def table_dataset(
 ) -> ArrayDataset:
     """Make a dataset of table columns (each [rows]); all but the label columns are features.
 
-    A model with one input gets all features in order; text is encoded by ``TableDescription``. A single feature column may hold
-    an array per row, and arrays of bytes are pixels. Several inputs get the columns of their names. Unused columns and a guessed
-    label column appear in the dataset's note.
+    A model with one input gets all features in order, with text encoded by ``TableDescription``; a single feature may hold an
+    array per row (bytes are pixels). Several inputs get the columns of their names. Unused columns and a guessed label column
+    appear in the note.
 
-    Categories and classes are those of the whole table. Other statistics are computed again for a training part, and taken over
-    by the evaluation part (``ArrayDataset.part``).
+    Categories and classes are those of the whole table; other statistics come from the training part (``ArrayDataset.part``).
 
     Args:
         columns: columns by name.
@@ -77,8 +76,7 @@ def table_dataset(
         pixels: preprocessing of bytes.
         split: part to hold out; its column of groups is not a feature.
         separator: text between several labels in one column.
-        missing: treatment of missing values. ``auto`` fills features as in training, or with the median if columns are
-            standardized, and raises for others.
+        missing: see ``open_dataset``.
         scaling: ``standardize``, ``raw``, or ``auto``, which standardizes for untrained models.
         coded: coding of the whole table, whose categories a part takes over.
 
@@ -173,17 +171,17 @@ def rows_as_columns(array: np.ndarray, spec: DataSpec, source: str) -> Columns |
 def settled(
     columns: Columns, labels: Collection[str], missing: Missing, has_lists: bool, source: str
 ) -> tuple[Columns, list[str]]:
-    """Apply the policy for missing values; return the columns, which may keep gaps to fill later, and notes.
+    """Apply the policy for missing values; return the columns, perhaps with gaps to fill later, and notes.
 
     Args:
         columns: columns of the table.
-        labels: label columns, whose gaps are never filled.
+        labels: label columns, never filled.
         missing: the policy.
-        has_lists: True if a text holds several labels, so that an empty one means no label.
+        has_lists: True if texts hold several labels, so an empty one is not missing.
         source: name for errors.
 
     Raises:
-        DataError: a label is missing, or any value is for ``error``.
+        DataError: a label is missing, or any value for ``error``.
     """
     if has_lists:
         texts = [name for name in labels if columns[name].dtype.kind in "US"]

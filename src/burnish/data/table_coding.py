@@ -52,11 +52,10 @@ class TableDescription:
 
     Attributes:
         columns: name and sorted categories of each; None for numbers.
-        one_hot: True for one-hot categories in a model's only input; else each is its index.
-        scales: scale of the numbers, or category indices, of each column; None for unscaled columns. Empty if there are no
-            scales.
-        fills: number or category in place of a missing value, for each column; None if it is an error. Empty if all are errors.
-        in_model: True if the model itself does all this and takes raw columns.
+        one_hot: True for one-hot categories in a model's only input; else indices.
+        scales: scale of each column's numbers or category indices, or None; empty if there are none.
+        fills: number or category for missing values of each column; None if they are errors. Empty if all are.
+        in_model: True if the model itself does this and takes raw columns.
     """
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
@@ -77,16 +76,15 @@ class TableDescription:
     ) -> TableDescription | None:
         """Return the coding of columns for a model; None if they need none.
 
-        For a model with one input, its number of features decides: indices if it equals the number of columns, one-hot categories
-        if it equals the numbers plus categories.
+        For a model with one input, its number of features decides: indices if it equals the number of columns, one-hot if it
+        equals the numbers plus categories.
 
         Args:
             features: the columns; statistics ignore missing values.
             inputs: inputs of the model.
             source: name for errors.
             standardizes: True to scale numbers to mean 0 and standard deviation 1.
-            fill: ``mean``, ``median`` or ``most_frequent`` for missing numbers (categories: always the most frequent); None to
-                leave them.
+            fill: ``mean``, ``median`` or ``most_frequent`` for missing numbers (categories: the most frequent), or None.
             coded: coding of the whole table, whose categories a part takes over.
 
         Raises:

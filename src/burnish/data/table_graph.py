@@ -21,10 +21,9 @@ CLASSICAL_DOMAIN, CLASSICAL_VERSION = "ai.onnx.ml", 3
 def put_columns(model: ir.Model) -> str | None:
     """Prepend the column coding in a model's metadata (categories, scales, missing values), in place.
 
-    A model with one input of only numeric columns keeps it, for raw numbers [batch, columns] in which NaN and infinities are
-    missing. With text columns, it gets one input per column, by name: text or floats, [batch, 1]; empty text is missing. Inputs
-    of one column each keep their names. A category that training did not have is all zeros if one-hot, else index -1, or the
-    spare row of an input that selects rows.
+    A single input of only numeric columns stays, for raw numbers [batch, columns]; NaN and infinities are missing. With text
+    columns it becomes one input per column, by name: text or floats, [batch, 1]; empty text is missing. Inputs of one column each
+    keep their names. New categories are all zeros if one-hot, else index -1, or the spare row of an input that selects rows.
 
     Args:
         model: an exported model with the inputs of training.

@@ -83,8 +83,8 @@ def shards_of(source: str | Path) -> list[Path]:
 class TarImages(LabelledImages):
     """Images in tar archives, each with its class.
 
-    Headers are read once and images by their offset, so a run can shuffle, resume, and share images among processes and workers.
-    An image ``<name>.jpg`` (or another format) has its class in ``<name>.cls``, an index or a name, or in ``<name>.json`` under
+    Headers are read once and images by offset, so a run can shuffle, resume, and share images among processes and workers. An
+    image ``<name>.jpg`` (or another format) has its class in ``<name>.cls``, an index or a name, or in ``<name>.json`` under
     ``label``, ``class`` or ``cls``.
 
     Args:

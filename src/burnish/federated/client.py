@@ -31,14 +31,14 @@ Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 class Client:
     """Trains a program on local data.
 
-    ``local_state`` is the state that stays here between rounds, such as normalization under ``Sharing(norm="local")``; a client
-    that shares everything keeps none and can be created again for each round.
+    ``local_state`` stays here between rounds, such as normalization under ``Sharing(norm="local")``; a client that shares
+    everything has none and can be created again for each round.
 
     Args:
         program: program to train; the same as the server's.
         data: batches of an epoch in the model's layout: a ``burnish.data.Loader``, a list, or a function from the epoch number to
-            its batches. Epochs count from 0 over all rounds, so that a round does not depend on where it runs.
-        evaluation: batches for evaluation; None for no evaluation.
+            its batches. Epochs count from 0 over all rounds, so a round does not depend on where it runs.
+        evaluation: batches for evaluation, or None.
         number: number of this client; each has its own random numbers.
         engine, device, threads: see ``Session``.
         seed: seed of the local state.

@@ -30,9 +30,9 @@ class ProcessClient(Client):
 
     Each round runs ``<command> train <round.safetensors> <update.safetensors>``. The first file is a checkpoint, with ``round``,
     ``epochs``, ``steps`` and ``hyperparameters`` in ``extra``; the command writes a checkpoint of the trained state to the
-    second. As its last line of output it prints JSON with ``samples``, the number of samples trained on, and optionally
-    ``metrics``. For ``<command> evaluate <round.safetensors>`` it prints JSON with ``samples`` and ``totals``: the sums of
-    ``sum:<name>`` and ``count:<name>`` from the graph ``evaluate``.
+    second, and prints as its last line JSON with ``samples``, the number trained on, and optionally ``metrics``. For ``<command>
+    evaluate <round.safetensors>`` it prints JSON with ``samples`` and ``totals``: the sums of ``sum:<name>`` and ``count:<name>``
+    from the graph ``evaluate``.
 
     Args:
         program: the program; the command has its own copy.

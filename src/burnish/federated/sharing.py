@@ -27,14 +27,14 @@ SLOTS = ("average", "reset", "local")
 class Sharing:
     """The state that clients of a federated run share.
 
-    State that steps do not change, such as frozen parameters, is not sent; neither is state of parameters that stay local.
+    State that steps do not change, such as frozen parameters, is not sent, nor is that of local parameters.
 
     Args:
         norm: ``shared``, or ``local`` to leave statistics, scales and biases of batch normalization with each client (Li et al.,
             "FedBN: federated learning on non-IID features via local batch normalization", 2021).
         local: patterns of initializers that stay with each client, such as its own head (``"head.*"``).
-        slots: treatment of the optimizer's state. ``average`` combines it with the parameters, so that a single client trains as
-            if without rounds. ``reset`` restarts it and the step count in each round, and ``local`` leaves both with the client;
+        slots: treatment of the optimizer's state. ``average`` combines it with the parameters, so a single client trains as if
+            without rounds. ``reset`` restarts it and the step count in each round, and ``local`` leaves both with the client;
             neither is sent.
 
     Raises:

@@ -22,12 +22,12 @@ class QuantizationMark:
         scales: ``learned`` by gradients, ``observed`` from ranges updated in training, or ``fixed``.
         levels: integers above zero (for an asymmetric range all but one), the divisor of a learned scale's gradient.
         bits: bits in the exported file, 8 or 4.
-        block: weights along the input axis that share a scale; 0 without blocks.
+        block: weights along the input axis that share a scale; 0 for none.
         input_axis: that axis, if there are blocks.
         momentum: share of an observed range kept by a step.
-        freeze_after: step from which observed ranges are frozen; None for never.
-        freeze_epochs: the same in epochs; the compiler knows their steps.
-        settled: relative movement within ``window`` steps below which an activation's range is frozen.
+        freeze_after: step that freezes observed ranges, or None.
+        freeze_epochs: the same in epochs, converted by the compiler.
+        settled: relative movement within ``window`` steps that freezes an activation's range.
     """
 
     role: Role

@@ -27,9 +27,9 @@ class Training:
     Attributes:
         scales: ``learned``, ``observed`` or ``fixed``.
         momentum: share of an activation's observed range kept by a step.
-        freeze_after: step from which observed ranges are frozen; None for never.
+        freeze_after: step that freezes observed ranges, or None.
         freeze_epochs: the same in epochs.
-        settled: relative movement below which a range is frozen; None for never.
+        settled: relative movement that freezes a range, or None.
     """
 
     scales: Scales

@@ -72,27 +72,27 @@ def quantize(
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         weights: ``int8``, ``int8 per channel``, ``int4``, ``int4 per channel`` or ``int4 blocks of 32`` (along the inputs of
-            MatMul and Gemm; convolutions then have a scale per output channel). Symmetric about zero.
+            MatMul and Gemm; convolutions get a scale per output channel). Symmetric about zero.
         activations: ``uint8``, ``int8`` or None for float32. Layers in branches and loop bodies are quantized only with None; a
             warning names the others.
-        calibration: batches, dicts of arrays by input name, to measure ranges of activations.
-        method: ``minmax``, ``percentile`` or ``entropy``: choice of activation ranges.
-        percentile: of absolute values, in percent, for ``method="percentile"``; 99.99 by default.
+        calibration: batches, dicts of arrays by input name, to measure activation ranges.
+        method: choice of activation ranges: ``minmax``, ``percentile`` or ``entropy``.
+        percentile: of absolute values, for ``method="percentile"``; 99.99 by default.
         symmetric: True if zero is the middle integer of activations.
-        scales: ``learned``: trained like weights, as learned step sizes (Esser et al. 2020), with gradients divided by sqrt(N *
-            levels) for N numbers per scale. ``observed``: from the range of each weight and a moving average of each activation's
-            range. ``fixed``: from calibration.
+        scales: ``learned``: trained as learned step sizes (Esser et al. 2020), with gradients divided by sqrt(N * levels) for N
+            numbers per scale. ``observed``: from the range of each weight and a moving average of each activation's range.
+            ``fixed``: from calibration.
         momentum: share of an activation's range kept by a step, for ``scales="observed"``; 0.99 by default.
-        freeze_observers_after: step from which observed ranges are frozen; ``2 epochs`` (``compile`` needs the steps per epoch);
-            or ``settled``, which freezes an activation's range when neither end moved by more than 1 % of its width
-            (``settled:0.005``: 0.5 %) in the last ``1 / (1 - momentum)`` steps. None for never.
+        freeze_observers_after: step that freezes observed ranges; ``2 epochs`` (``compile`` needs the steps per epoch); or
+            ``settled``: an activation's range freezes when neither end moved by more than 1 % of its width (``settled:0.005``:
+            0.5 %) in the last ``1 / (1 - momentum)`` steps. None for never.
         batch_norm: ``train`` keeps batch normalization and folds it exactly at export, which requires a scale per output channel.
-            ``fold`` folds it now. The default is ``train`` if possible.
-        skip: names or shell-style patterns of layers to leave in float32; a layer has the name of its weight or node.
+            ``fold`` folds it now. By default ``train`` if possible.
+        skip: names or shell-style patterns of layers to leave in float32, by weight or node.
         first_and_last: ``int8`` (if 4 bits are too few) or ``float32`` for the first and last layer; by default like the others.
         reduce_range: True for 7-bit weights. x86 kernels without VNNI add two 8-bit products in 16 bits, which may saturate; 7
-            bits are exact. Products of two activations then stay in float32 for ``int8`` and are exact for ``uint8``. Use False
-            for other targets (VNNI, Arm, accelerators).
+            bits are exact. Products of two activations then stay in float32 for ``int8``, and are exact for ``uint8``. False for
+            other targets (VNNI, Arm, accelerators).
         quantize_outputs: True to round model outputs, too, so the last layer can return integers.
         engine: engine, or its name, to run the model on the calibration data.
 
@@ -100,8 +100,7 @@ def quantize(
         A canonical model.
 
     Raises:
-        ConfigurationError: an option does not fit or has no effect, there is no layer to quantize, or activations lack
-            calibration data.
+        ConfigurationError: an option does not fit or has no effect, there is no layer to quantize, or calibration is missing.
         InputError: a batch does not fit, there is none, or values are not finite.
         EngineError: the model cannot be run.
         ModelError: invalid ONNX model.

@@ -29,28 +29,26 @@ Rule = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
     """Replace batch normalization by a normalization without batch statistics.
 
-    Scale and bias keep their names and shape [C]; running statistics are removed. The outputs change, so the model needs further
-    training.
+    Scale and bias keep their names and shape [C]; running statistics are removed. Outputs change, so train the model further.
 
-    - ``group:G``: each sample and group of C / G channels (Wu and He 2018), as LayerNormalization over [N, G, C / G · ...],
-      followed by the scale and bias per channel.
-    - ``layer``: each sample, with statistics over channels and positions (Ba et al. 2016), as LayerNormalization over [C, ...];
-      an Expand repeats scale and bias over the positions. The results equal ``group:1``.
+    - ``group:G``: each sample and group of C / G channels (Wu and He 2018), as LayerNormalization over [N, G, C / G · ...], then
+      scale and bias per channel.
+    - ``layer``: each sample, over channels and positions (Ba et al. 2016), as LayerNormalization over [C, ...] with scale and
+      bias expanded over the positions. Equals ``group:1``.
     - ``instance``: each sample and channel (Ulyanov et al. 2016), as InstanceNormalization; in float64, which ONNX Runtime's
       kernel lacks, like ``group:C``.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         to: ``group:<number of groups>``, ``layer`` or ``instance``.
-        layers: names or shell-style patterns of layers. A layer has the name of its scale (``layer1.bn1`` for
-            ``layer1.bn1.weight``) or of its node.
+        layers: names or shell-style patterns of layers, by scale (``layer1.bn1`` for ``layer1.bn1.weight``) or node.
 
     Returns:
         A canonical model.
 
     Raises:
-        ConfigurationError: the target is unknown, groups do not divide the channels or hold a single element, a pattern matches
-            nothing, or the model has no batch normalization.
+        ConfigurationError: an unknown target, groups that do not divide the channels or hold a single element, a pattern without
+            matches, or no batch normalization.
         ModelError: invalid ONNX model.
     """
     target, groups = _parsed(to)

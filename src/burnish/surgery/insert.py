@@ -38,38 +38,37 @@ def insert(
 ) -> ir.Model:
     """Insert batch normalization after layers, with parameters that keep inference outputs unchanged up to rounding.
 
-    A new layer with mean m and variance v has scale sqrt(v + epsilon) and bias m, so it is the identity. With ``data``, m and v
-    are the statistics of the layer's output, a good start for training; else m = 0 and v = 1. Use this for models whose batch
-    normalization was folded.
+    With mean m and variance v, a new layer has scale sqrt(v + epsilon) and bias m, so it is the identity. ``data`` gives m and v
+    of the layer's output, a good start for training; else m = 0 and v = 1. Use this for models whose batch normalization was
+    folded.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
-        after: ``Conv``, ``ConvTranspose`` or ``Gemm``, names or shell-style patterns of such layers, or a list of these. A layer
-            has the name of its weight (``layer1.conv1`` for ``layer1.conv1.weight``) or of its node. Layers that are already
-            followed by batch normalization are skipped unless named exactly.
+        after: ``Conv``, ``ConvTranspose`` or ``Gemm``, names or shell-style patterns of such layers (by weight, ``layer1.conv1``
+            for ``layer1.conv1.weight``, or node), or a list of these. Layers already followed by batch normalization are skipped
+            unless named exactly.
         data: batches, dicts of arrays by input name; others, such as labels, are ignored.
         epsilon: of the new layers.
         rescale: True to scale each channel's weights to length 1/sqrt(3), with matching statistics. Batch normalization makes a
             layer independent of this length, whose square divides the learning rate (van Laarhoven 2017), so layers with folded
-            scales would train at very different rates. The original lengths are unknown; 1/sqrt(3) is PyTorch's initialization,
-            and too short is better than too long, since such weights grow if the rate is too high and never shrink (Arora, Li and
-            Lyu 2018). Layers that share weights or biases are not scaled.
+            scales would train at very different rates. 1/sqrt(3) is PyTorch's initialization, and too short is better than too
+            long, since such weights grow if the rate is too high and never shrink (Arora, Li and Lyu 2018). Layers that share
+            weights or biases are not scaled.
         momentum: of the new layers: the share of running statistics kept by a training step.
-        batch: ``open`` to run a model of one sample on ``data`` in batches of any size; the result still takes one sample.
+        batch: ``open`` to run a model of one sample on ``data`` in batches of any size; the result still takes one.
         engine: engine, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:
-        A canonical model. The new layer after ``conv1`` has the initializers ``conv1.norm.weight``, ``conv1.norm.bias``,
+        A canonical model. After ``conv1`` it has the initializers ``conv1.norm.weight``, ``conv1.norm.bias``,
             ``conv1.norm.running_mean`` and ``conv1.norm.running_var``, each [C] in the layer's dtype.
 
     Raises:
-        ConfigurationError: no layer matches, all are normalized already, a layer's size is unknown, an option is out of range, or
-            half precision cannot hold the statistics.
+        ConfigurationError: no layer matches, all are normalized, a size is unknown, an option is out of range, or half precision
+            cannot hold the statistics.
         InputError: a batch does not fit the model, there is none, or values are not finite.
         EngineError: the model cannot be run.
         ModelError: invalid ONNX model.
-        UnsupportedOperatorError: with ``batch="open"``, the batch cannot be opened, or a layer's output then does not have
-            samples first.
+        UnsupportedOperatorError: with ``batch="open"``, the batch cannot be opened, or a layer's output then lacks samples first.
     """
     are_numbers = all(isinstance(number, int | float | np.number) for number in (epsilon, momentum))
     if not (are_numbers and 0 < epsilon < np.inf and 0 <= momentum <= 1):

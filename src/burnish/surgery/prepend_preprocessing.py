@@ -16,16 +16,16 @@ from burnish.settings import suggestion
 
 RESIZE_MODES = {"nearest": None, "bilinear": "linear", "bicubic": "cubic"}
 PILLOW_CUBIC = -0.5
-"""Pillow's coefficient of cubic interpolation."""
+"""Pillow's coefficient of cubic interpolation; its weights of gray are in 65536ths (ITU-R 601)."""
 GRAY_WEIGHTS, GRAY_ONE = (19595, 38470, 7471), 1 << 16
 
 
 def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, input: str | None = None) -> ir.Model:
     """Return a model that takes decoded images of any size: RGB, uint8, ``[batch, height, width, 3]``.
 
-    Resize, crop, normalization, channel order and layout become standard operators in front of the old input, whose name the new
-    one takes. Resized pixels equal Pillow's within 1 of 255, since Pillow rounds between its two passes, in an order that depends
-    on its version. With ``nearest``, ties between two pixels may differ. EXIF orientation is not applied.
+    Resize, crop, normalization, channel order and layout become standard operators before the old input, whose name the new one
+    takes. Resized pixels equal Pillow's within 1 of 255, as Pillow rounds between its two passes, in an order that depends on its
+    version. With ``nearest``, ties may differ. EXIF orientation is not applied.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
@@ -33,7 +33,7 @@ def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, inpu
         input: name of the image input; None if it is the only one.
 
     Returns:
-        A canonical model. Its metadata declare raw pixels, and the size to which files are resized.
+        A canonical model. Its metadata declare raw pixels, and the size of resized files.
 
     Raises:
         ConfigurationError: the preprocessing is unknown, ONNX lacks its interpolation, or there is no such input.

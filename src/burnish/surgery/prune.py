@@ -36,16 +36,16 @@ def prune(
 ) -> ir.Model:
     """Return a model with sparse weights: those closest to zero are masked.
 
-    Each weight is multiplied by its mask ``<weight>_mask``, which is state (``stat/<weight>_mask``). Masked weights get no
-    gradient, so they and their optimizer state stay zero. ``Session.export`` writes the products as plain weights.
+    Each weight is multiplied by its mask ``<weight>_mask``, part of the state (``stat/<weight>_mask``). Masked weights get no
+    gradient, so they and their optimizer state stay zero. ``Session.export`` writes the products.
 
     Args:
-        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, also one from ``quantize``; not changed.
-        sparsity: share of zeros, between 0 and 1; or a pattern such as ``2:4``, which keeps 2 of every 4 weights along a layer's
-            inputs (input channels).
-        layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers; a layer has the name of its weight
-            or node. The default is all; with a pattern, layers whose inputs are not whole groups (such as a first convolution of
-            3 channels) are named in a warning.
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``, also from ``quantize``; not changed.
+        sparsity: share of zeros, between 0 and 1; or a pattern such as ``2:4``: 2 of every 4 weights along a layer's inputs
+            (input channels) are kept.
+        layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers, by weight or node. By default all;
+            layers whose inputs are not whole groups of a pattern (such as a first convolution of 3 channels) are skipped with a
+            warning.
         scope: ``tensor`` to reach ``sparsity`` in each weight, ``global`` over all together.
         begin, end: training steps between which the sparsity grows from 0 by a cubic (Zhu and Gupta 2017). Weights masked then
             keep their last value in the state, which nothing reads. Both 0 prunes at the start.
@@ -55,7 +55,7 @@ def prune(
         A canonical model.
 
     Raises:
-        ConfigurationError: an option does not fit, there is no such layer, or a named layer's (or every layer's) inputs are not
+        ConfigurationError: an option does not fit, there is no such layer, or the inputs of a named layer (or of all) are not
             whole groups.
         ModelError: invalid ONNX model.
     """

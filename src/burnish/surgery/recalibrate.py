@@ -35,13 +35,13 @@ class TrainingSession(Protocol):
 def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str | Engine | None = None) -> dict[str, np.ndarray]:
     """Replace the running statistics of a session by those of a dataset.
 
-    Running statistics average over earlier steps with other weights. Here each layer's mean and variance are those of all its
-    inputs at the present weights (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in BatchNorm", section 3). As in training,
-    layers pass on batches normalized with batch statistics. So the first layer's statistics do not depend on the batches, but
-    those of later layers do; batches should be as large as in training. Results are merged in float64 and rounded once.
+    Running statistics average over earlier steps with other weights. Here they are those of all inputs at the present weights
+    (PreciseBN; Wu and Johnson 2021, "Rethinking 'Batch' in BatchNorm", section 3). As in training, layers pass on batches
+    normalized with batch statistics, so all but the first layer's statistics depend on the batches; make these as large as in
+    training. Results are merged in float64 and rounded once.
 
-    Frozen layers keep and use their running statistics; others use statistics of the whole batch, even under ``ghost`` and
-    ``renorm``. Dropout is off. A layer that runs several times with one set of statistics gets those of all its inputs.
+    Frozen layers keep and use their running statistics; others use the whole batch, even under ``ghost`` and ``renorm``. Dropout
+    is off. A layer that runs several times with one set of statistics gets those of all its inputs.
 
     Args:
         session: an open ``burnish.Session``.
@@ -53,9 +53,8 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
             ``pytorch``, for N elements per channel in the dataset.
 
     Raises:
-        ConfigurationError: ``session`` is not a session, or its program has no running statistics that training updates.
-        InputError: a batch does not fit, there is none, values are not finite, or the variance is divided by N - 1 = 0. The state
-            is unchanged.
+        ConfigurationError: not a session, or a program without running statistics that training updates.
+        InputError: a batch does not fit, there is none, values are not finite, or N - 1 is 0. The state is unchanged.
         EngineError: the engine failed; the state is unchanged.
     """
     if not all(hasattr(session, name) for name in ("program", "engine", "state", "load_state")):

@@ -75,13 +75,13 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
     """Return a model with a new, randomly initialized head for another number of classes.
 
     The head is the last ``Gemm``, ``MatMul`` (with its ``Add``) or 1 x 1 ``Conv`` before the output; softmax, sigmoid, pooling
-    and reshapes may follow it. With f inputs per class, weight and bias are uniform in ``±1/√f``, as in ``torch.nn.Linear``.
-    Names and all other weights are unchanged.
+    and reshapes may follow. With f inputs per class, weight and bias are uniform in ``±1/√f``, as in ``torch.nn.Linear``. Names
+    and other weights are unchanged.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
         classes: new number of classes.
-        output: name of the head's model output; None if it is the only one.
+        output: the head's model output; None if it is the only one.
         seed: seed of the new weights.
 
     Returns:

@@ -33,19 +33,18 @@ def weight_normalize(
 ) -> ir.Model:
     """Write weights as w = g v / ‖v‖, with a length g per output channel (Salimans and Kingma 2016, section 2).
 
-    The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``), from which the graph computes w.
-    The norm is over all axes but that of the output channels: axis 0 for Conv and Gemm with transB, else the last. v starts as w;
-    g has extent 1 on the other axes and starts as the norms, so outputs are unchanged up to rounding. Both are trained and
-    subject to weight decay. ``Session.export`` computes w and restores its name.
+    The initializer ``<w>`` becomes ``<w>_g`` and ``<w>_v`` (as in PyTorch's ``weight_norm``). The norm is over all axes but that
+    of the output channels: axis 0 for Conv and Gemm with transB, else the last. v starts as w; g has extent 1 on the other axes
+    and starts as the norms, so outputs are unchanged up to rounding. Both are trained and subject to weight decay.
+    ``Session.export`` restores w.
 
-    With ``data``, layers are initialized from it (section 3): in graph order, each layer's output before any nonlinearity gets
-    mean 0 and variance 1 per channel. This changes the model's outputs. A layer without bias gets one, ``<layer>.bias``.
+    With ``data``, layers are initialized from it (section 3): in graph order, each output before any nonlinearity gets mean 0 and
+    variance 1 per channel, which changes the model's outputs. A layer without bias gets ``<layer>.bias``.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; not changed.
-        layers: names or shell-style patterns of Conv, Gemm and MatMul layers. A layer has the name of its weight (``conv1`` for
-            ``conv1.weight``) or of its node.
-        data: batches, dicts of arrays by input name, kept in memory; other names, such as labels, are ignored.
+        layers: names or shell-style patterns of Conv, Gemm and MatMul layers, by weight (``conv1`` for ``conv1.weight``) or node.
+        data: batches, dicts of arrays by input name, kept in memory; others, such as labels, are ignored.
         engine: engine, or its name, to run the model on ``data``; ONNX Runtime by default.
 
     Returns:

@@ -40,17 +40,16 @@ def open_coco(
 ) -> ObjectImages:
     """Return the pictures and objects of a COCO file.
 
-    Classes are numbered in the order of their ids. Pictures are searched in the dataset folder and in the file's own folder: by
-    their name, in ``images``, and in the folder with the file's name without ``instances_``. Unusable annotations are left out
-    and counted.
+    Classes are numbered in the order of their ids. Pictures are searched in the dataset folder and next to the file: by name, in
+    ``images``, and in a folder named like the file without ``instances_``. Unusable annotations are counted and left out.
 
     Args:
-        path: the JSON file, or a folder that has one in it or in ``annotations``.
+        path: the JSON file, or a folder with one in it or in ``annotations``.
         spec, classes, size, pixels: see ``open_dataset``.
 
     Raises:
-        DataError: there is no such file or several; the file is damaged or too large; a file name leads out of the folder; or the
-            data do not fit the program.
+        DataError: there is no such file or several; it is damaged, too large or names files outside the folder; or the data do
+            not fit the program.
     """
     file = _file_of(path)
     root = file.parent.parent if file.parent.name == "annotations" else file.parent

@@ -52,9 +52,9 @@ def is_of_positions(spec: DataSpec) -> bool:
 class MaskImages(AnnotatedImages):
     """Pictures in ``images`` and masks of the same names in ``masks``, with one channel of class indices or a palette.
 
-    A mask is resized to the shape of the labels (nearest neighbor) and gets the same center crop and flip as its picture. 255
-    becomes the loss's ``ignore_index``. For a binary loss, every value above 0 is positive; 255 is too if the masks have no other
-    positive value. Unusable pairs are left out and counted.
+    Masks are resized (nearest neighbor) to the labels' shape and get the center crop and flip of their pictures. 255 becomes the
+    loss's ``ignore_index``. For a binary loss every value above 0 is positive, 255 only if no mask has another. Unusable pairs
+    are counted and left out.
 
     Args:
         path: the folder, a VOC folder, or a list of its pictures; VOC masks are in ``SegmentationClass``.
@@ -62,8 +62,8 @@ class MaskImages(AnnotatedImages):
         size, pixels: see ``open_dataset``.
 
     Raises:
-        DataError: no pair can be used, the loss does not take a class for each pixel, or masks of only 0 and 255 meet a loss of
-            classes. ``batch`` raises it for a class that the model does not have.
+        DataError: no pair is usable, the loss does not take a class per pixel, masks have only 0 and 255 and the loss takes
+            classes; in ``batch``, the model lacks a class.
     """
 
     def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):

@@ -51,8 +51,7 @@ class Scene:
 class ObjectImages(AnnotatedImages):
     """Images with objects, for detection losses: ``labels``, ``boxes``, and the further inputs of ``crowd=true``.
 
-    Boxes are fractions of the image that the model sees, after center crop and flip. All batches have room for as many objects as
-    the fullest picture has.
+    Boxes are fractions of the cropped and flipped image. All batches are padded to the largest number of objects in a picture.
 
     Args:
         scenes: the annotated pictures.
@@ -60,13 +59,10 @@ class ObjectImages(AnnotatedImages):
         spec: inputs of the program.
         size, pixels: see ``open_dataset``.
         source: name for errors.
-        notes: remarks on the data for the user.
-
-    Attributes:
-        classes: class names.
+        notes: remarks for the user.
 
     Raises:
-        DataError: the loss is not a detection loss, the data have more classes than the model, or no picture is left.
+        DataError: not a detection loss, too many classes for the model, or no picture is left.
     """
 
     def __init__(
@@ -192,13 +188,13 @@ def _is_usable(scene: Scene, left_out: LeftOut) -> bool:
 def scene_of(
     file: Path, size: tuple[int, int], objects: Sequence[tuple[str, Sequence[float], int, bool, float | None]], left_out: LeftOut
 ) -> Scene:
-    """Return a picture with its objects. Boxes are clipped to the picture; boxes without an area are left out.
+    """Return a picture with its objects. Boxes are clipped to the picture; those without an area are left out.
 
     Args:
         file: path of the picture.
         size: height and width.
-        objects: for each object its name in messages, two corners in pixels, class index, True if it does not count, and area
-            (None: the box's area).
+        objects: for each its name for messages, two corners in pixels, class index, True if it does not count, and area (None:
+            that of the box).
         left_out: counter of unusable objects.
     """
     height, width = size

@@ -48,12 +48,11 @@ def open_voc(
 ) -> ObjectImages:
     """Return the pictures and objects of a VOC folder.
 
-    Classes are numbered in the order of their names. Coordinates count pixels from 1 and are inclusive. Objects marked difficult
-    do not count. Unusable annotations are left out and counted.
+    Classes are sorted by name. Coordinates count pixels from 1, inclusively. Objects marked difficult do not count. Unusable
+    annotations are counted and left out.
 
     Args:
-        path: the folder, with ``Annotations`` and ``JPEGImages``; or a list of its pictures, such as
-            ``ImageSets/Main/train.txt``.
+        path: the folder, with ``Annotations`` and ``JPEGImages``, or a list in it, such as ``ImageSets/Main/train.txt``.
         spec, classes, size, pixels: see ``open_dataset``.
 
     Raises:

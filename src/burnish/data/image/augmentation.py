@@ -35,18 +35,16 @@ KINDS = {"crop": 1, "flip": 1, "rand_augment": 2, "mixup": 1, "cutmix": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation(PlainSettings):
-    """Random changes to training images. Evaluation and prediction use unchanged images.
+    """Random changes to training images; evaluation and prediction use unchanged ones.
 
     Attributes:
-        crop: least and largest share of the image's area for a random crop with an aspect ratio of 3:4 to 4:3, resized to the
-            model's size (torchvision's RandomResizedCrop, Szegedy et al. 2015); None for no random crop.
+        crop: least and largest share of the area for a random crop with aspect ratio 3:4 to 4:3, resized to the model's size
+            (torchvision's RandomResizedCrop, Szegedy et al. 2015), or None.
         flip: probability of a horizontal flip.
         rand_augment: RandAugment operations per image (Cubuk et al. 2019).
         magnitude: strength of RandAugment, 0 to 30.
-        mixup: alpha of MixUp (Zhang et al. 2017), which mixes images and targets of a batch by a share from Beta(alpha, alpha); 0
-            for none.
-        cutmix: alpha of CutMix (Yun et al. 2019), which replaces a box of each image by that of another; 0 for none. With both,
-            each batch uses one of them.
+        mixup: alpha of MixUp (Zhang et al. 2017): images and targets are mixed by a share from Beta(alpha, alpha); 0 for none.
+        cutmix: alpha of CutMix (Yun et al. 2019): a box comes from another image; 0 for none. With both, each batch uses one.
 
     Raises:
         ConfigurationError: a number is out of range.
@@ -249,13 +247,13 @@ OPERATIONS: tuple[Callable[[Image.Image, float, float], Image.Image], ...] = (
 
 
 def mixing(augmentation: ImageAugmentation, spec: DataSpec) -> Augmentation:
-    """Return MixUp or CutMix for the batches of a ``Loader``; each image is mixed with the one before it in the batch.
+    """Return MixUp or CutMix for a ``Loader``; each image is mixed with the one before it in the batch.
 
-    The random numbers come from the loader's seed, epoch and batch on the host, so all engines train on the same data.
+    Random numbers come from the loader's seed, epoch and batch on the host, so they are equal for all engines.
 
     Args:
-        augmentation: augmentation with alpha for one or both.
-        spec: inputs of the program: one input of images, and target probabilities [batch, classes].
+        augmentation: alpha for one or both.
+        spec: inputs of the program: images, and target probabilities [batch, classes].
 
     Raises:
         ConfigurationError: the loss takes class indices, which cannot be mixed.

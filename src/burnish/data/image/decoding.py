@@ -73,17 +73,16 @@ class UnreadableImage(DataError):
 def decode(picture: Picture, preprocessing: Preprocessing, choose_box: ChooseBox | None = None) -> Image.Image:
     """Return an image in the size and mode (gray or RGB) of ``preprocessing``, turned by its EXIF orientation.
 
-    A large JPEG file is decoded at a fraction of its size, at least twice as large as needed; this changes pixels slightly, by
-    rounding and by the format's filter.
+    Large JPEG files are decoded at a fraction of their size, at least twice as large as needed, which changes pixels slightly.
 
     Args:
         picture: the file.
         preprocessing: with known size and channels.
-        choose_box: part to cut out instead of the center; it is stretched to the size.
+        choose_box: part to stretch to the size, instead of the center.
 
     Raises:
-        UnreadableImage: the file is damaged or not an image, has more than 100 million pixels, or needs too much memory.
-        DataError: the pixels have more than 8 bits.
+        UnreadableImage: damaged, not an image, above 100 million pixels, or too large for memory.
+        DataError: pixels of more than 8 bits.
     """
     with opened(picture) as (image, size):
         if image.mode.startswith(WIDE_MODES):

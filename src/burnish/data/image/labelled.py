@@ -22,19 +22,19 @@ CHANGES = 2
 
 
 class DecodedImages:
-    """Image files that are read on demand; up to 1 GiB of decoded images is cached.
+    """Image files, read on demand; up to 1 GiB of decoded images is cached.
 
-    An image that cannot be decoded is replaced by another and counted; ``remark`` names it.
+    An unreadable image is counted and replaced by another; ``remark`` names it.
 
     Args:
         pictures: the files, in sample order.
-        reader: image reader (see ``reader_for``).
+        reader: image reader (``reader_for``).
         source: name for errors.
         notes: remarks for the user.
 
     Attributes:
-        preprocessing: complete preprocessing of an image.
-        groups: the group of each image, or None.
+        preprocessing: complete preprocessing.
+        groups: group of each image, or None.
     """
 
     others = "others"
@@ -135,25 +135,23 @@ class DecodedImages:
 class LabelledImages(DecodedImages):
     """Images with one class each.
 
-    An image that cannot be decoded is replaced by the next one of its class and counted; ``remark`` names it.
+    An unreadable image is counted and replaced by the next one of its class; ``remark`` names it.
 
     Args:
         pictures: the files, in sample order.
         labels: class index of each image.
         classes: class names.
-        spec: inputs of the program; its labels are class indices or probabilities [batch, classes].
-        reader: image reader (see ``reader_for``).
+        spec: inputs of the program; labels are class indices or probabilities [batch, classes].
+        reader: image reader (``reader_for``).
         source: name for errors.
-        notes: remarks for the user; classes with few images are added.
+        notes: remarks for the user.
 
     Attributes:
         classes: class names by index.
-        preprocessing: complete preprocessing of an image.
         augmentation: changes made by ``augmented``, or None.
-        note: remarks for the user.
 
     Raises:
-        DataError: there are more classes than in the model, or the loss does not take classes.
+        DataError: too many classes for the model, or a loss that does not take classes.
     """
 
     others = "others of their classes"

@@ -36,10 +36,9 @@ Kind = Literal["samples", "spectrogram"]
 class Sound(PlainSettings):
     """Preprocessing of a sound: mono samples of a fixed rate and length, or their log-mel spectrogram.
 
-    Channels are averaged, other rates are resampled (``resampled``), and sounds are truncated or padded with silence. Samples are
-    in -1 to 1. A spectrogram is ``(log(energy + 1e-6) - mean) / std`` of triangular bands on HTK's mel scale, for frames under a
-    periodic Hann window; frame ``i`` begins at sample ``i * hop``. Settings that are None follow from the model's input and the
-    training data (``for_input``).
+    Channels are averaged, rates resampled (``resampled``), and lengths truncated or padded with silence. Samples are in -1 to 1.
+    A spectrogram is ``(log(energy + 1e-6) - mean) / std`` of triangular bands on HTK's mel scale, under a periodic Hann window;
+    frame ``i`` begins at sample ``i * hop``. None follows from the model's input and the training data (``for_input``).
 
     Attributes:
         rate: samples per second.
@@ -48,7 +47,7 @@ class Sound(PlainSettings):
         frames: width of the spectrogram.
         n_fft: samples per window, a power of two.
         hop: samples from one frame to the next.
-        fmin, fmax: lower end of the lowest band and upper end of the highest, in Hz.
+        fmin, fmax: frequency range of the bands, in Hz.
         mean, std: offset and divisor of the logarithms.
 
     Example:

@@ -33,19 +33,19 @@ class Texts:
     """Texts or their tokens, with labels.
 
     Attributes:
-        texts: one per sample; None if the data hold tokens.
-        tokens: tokens of each sample, if the data hold them.
+        texts: one per sample; None for token data.
+        tokens: tokens of each sample, for token data.
         labels: names or numbers, or None.
         classes: class names by index, if the data define them.
         source: name for errors.
-        pairs: prompt and completion of each sample, if the data hold them.
-        conversations: messages of each sample, if the data hold them.
-        counted: mask of the tokens that count, per sample, if the data define it.
-        unread: names of unused columns.
-        places: name of each sample, if not its number.
-        left_out: number of empty texts that were left out.
+        pairs: prompt and completion of each sample, if any.
+        conversations: messages of each sample, if any.
+        counted: mask of counting tokens per sample, if the data define it.
+        unread: unused columns.
+        places: sample names, if not numbers.
+        left_out: number of empty texts left out.
         is_written: True for labels from a text file, where numbers are text too.
-        groups: the group of each sample, or None.
+        groups: group of each sample, or None.
         label: name of the label column, or None.
     """
 

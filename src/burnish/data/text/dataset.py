@@ -31,13 +31,13 @@ CLASSES_LAST = "cross_entropy:class_axis=-1"
 class TextDataset:
     """Texts as batches of tokens, each padded to the first bucket that holds its longest text.
 
-    One compiled program with a symbolic number of tokens takes all lengths. The attention mask and ignored labels exclude
-    padding. A shuffling ``Loader`` keeps texts of similar length together.
+    One compiled program with a symbolic number of tokens takes all lengths; attention mask and ignored labels exclude padding. A
+    shuffling ``Loader`` keeps similar lengths together.
 
     A batch has the program's inputs among ``input_ids``, ``attention_mask`` (1 for tokens), ``token_type_ids`` (0) and
     ``position_ids``, [samples, tokens]; a single input of any name gets the tokens. Labels are per text, [samples], or per token,
-    [samples, tokens]: the original token at masked places (``masked``), or the next token if it counts (``causal``, see
-    ``Text.train_on``). Texts without a token that counts, such as those with a truncated answer, are left out and named.
+    [samples, tokens]: the original token at masked places (``masked``), or the next token if it counts (``causal``,
+    ``Text.train_on``). Texts without a counting token, such as a truncated answer, are left out and named.
 
     Args:
         source: see ``burnish.data.text.columns.read_texts``.
@@ -47,20 +47,20 @@ class TextDataset:
         classes: class names by index.
         name: name of data that are not a file.
         group: column of groups.
-        separator: text between several labels of a sample.
+        separator: text between several labels.
 
     Attributes:
         text: complete settings.
-        described: description of the texts for the trained model.
+        described: description for the trained model.
         classes: class names, or None.
         cut: number of truncated texts.
-        is_length_known: True if the model declares that it takes texts of this length.
+        is_length_known: True if the model declares that it takes this length.
         note: remarks for the user.
-        groups: the group of each text, or None.
+        groups: group of each text, or None.
 
     Raises:
-        DataError: texts are unreadable or too long, the tokenizer is missing or not that of training, the model lacks a token, or
-            its inputs and labels do not fit texts.
+        DataError: texts are unreadable or too long, the tokenizer is missing or another than in training, the model lacks a
+            token, or its inputs and labels do not fit texts.
         ConfigurationError: the settings do not fit the model.
     """
 

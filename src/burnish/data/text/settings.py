@@ -31,21 +31,21 @@ class Text:
     """Tokenization of texts, and the task to learn from them.
 
     Attributes:
-        tokenizer: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``; None for data that
-            hold tokens (a column ``input_ids``).
-        task: ``label``, a label per text; ``masked``, masked tokens (Devlin et al. 2018); ``causal``, the next token. The default
-            is the task in training, else ``label``.
+        tokenizer: a ``tokenizers.Tokenizer``, one of ``transformers``, or the path of a ``tokenizer.json``; None for token data
+            (a column ``input_ids``).
+        task: ``label`` (of each text), ``masked`` (tokens, Devlin et al. 2018) or ``causal`` (the next token); by default the
+            task in training, else ``label``.
         length: most tokens of a text, including special ones; by default that of the model, else 512.
-        buckets: ascending lengths for padding; each batch gets the first that holds its longest text. The default is powers of
-            two from 16 up to ``length``.
+        buckets: ascending padded lengths; each batch gets the first that holds its longest text. Powers of two from 16 to
+            ``length`` by default.
         too_long: ``cut`` truncates and counts longer texts; ``error`` refuses them.
         joined: True to join texts and cut them into pieces of ``length``; not for ``label``.
         masked_share: share of tokens for ``masked``.
-        column: text column of a table; by default ``text``, ``sentence``, ``document`` or ``content``, or the only one. For
-            ``causal``, ``messages``, or ``prompt`` and ``completion``, take precedence.
-        train_on: tokens that count in the loss for ``causal``: ``completion`` (after the prompt, or the last answer in messages),
-            ``assistant`` (all answers of the assistant) or ``all``. The default is ``completion`` for prompt and completion,
-            ``assistant`` for messages, and ``all`` for texts.
+        column: text column; by default ``text``, ``sentence``, ``document`` or ``content``, or the only one. For ``causal``,
+            ``messages``, or ``prompt`` and ``completion``, take precedence.
+        train_on: counting tokens for ``causal``: ``completion`` (after the prompt, or the last answer in messages), ``assistant``
+            (all its answers) or ``all``. By default ``completion`` for prompt and completion, ``assistant`` for messages, ``all``
+            for texts.
         chat_template: Jinja file or text for messages; the tokenizer's own by default.
         padding_side: ``right``, or ``left`` for a model with an ``attention_mask``.
 
