@@ -136,8 +136,8 @@ class UntrainedWeightsWarning(_Escaped, UserWarning):
 class ObjectiveWarning(_Escaped, UserWarning):
     """The training objective is probably not the intended one.
 
-    Examples: the loss applies an activation to probabilities; the exporter merged weights, folded batch normalization into them
-    or turned scalars into constants; the model mixes samples of a batch.
+    Examples: the loss applies an activation to probabilities; the exporter merged or duplicated weights, folded batch
+    normalization into them or left scalars that count as constants; the model mixes samples of a batch.
     """
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 
 def exports(package: str, defined_in: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). The first also finds submodules, the second lists
-    ``__all__``.
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
-    Assign them under ``if not TYPE_CHECKING``: type checkers believe that a package with ``__getattr__`` has every name. No name
-    may equal that of a submodule, since importing a submodule sets the attribute of its name.
+    Submodules are found too; ``__dir__`` lists ``__all__``. Assign them under ``if not TYPE_CHECKING``: type checkers believe
+    that a package with ``__getattr__`` has every name. No name may equal that of a submodule, since importing a submodule sets
+    the attribute of its name.
 
     Args:
         package: ``__name__`` of the package.

@@ -73,8 +73,9 @@ def declarations(options: type[Any]) -> dict[str, tuple[Field[Any], Declaration]
 
 @dataclass(frozen=True)
 class Options:
-    """Base class of the options of one topic. Subclasses are frozen dataclasses with fields from ``option``, documented in their
-    docstrings.
+    """Base class of the options of one topic.
+
+    Subclasses are frozen dataclasses with fields from ``option``, documented in their docstrings.
 
     Raises:
         ConfigurationError: an option has an invalid value.

@@ -32,8 +32,9 @@ LOOKS = 20
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM asked this process to end, for example from a job scheduler or ``docker stop``. It ends as after Ctrl-C, with
-    status 143.
+    """SIGTERM asked this process to end, for example from a job scheduler or ``docker stop``.
+
+    It ends as after Ctrl-C, with status 143.
     """
 
 
@@ -120,11 +121,10 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
 
 
 def _end(thread: int, stop: Stop) -> None:
-    """Unregister a run, so that nothing stops it any more. If a ``PythonStop`` came too late for the run, its error is raised
-    here.
+    """Unregister a run, so that nothing stops it any more.
 
-    Cancelling that error is no option: Python 3.11 would then check for it at every call, and a traced thread, under a debugger
-    for example, would hang at the next one.
+    If a ``PythonStop`` came too late for the run, its error is raised here. Cancelling it is no option: Python 3.11 would then
+    check for it at every call, and a traced thread, under a debugger for example, would hang at the next one.
 
     Raises:
         RunStopped: a stop came too late.

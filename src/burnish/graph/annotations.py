@@ -53,7 +53,7 @@ class Annotation(Generic[Said]):
         return self.key in holder.metadata_props
 
     def hand_on(self, holder: Holder, other: Holder) -> None:
-        """Copy the value to another holder that has none."""
+        """Copy the value to another holder unless that has one."""
         text = holder.metadata_props.get(self.key)
         if text is not None:
             other.metadata_props.setdefault(self.key, text)

@@ -158,7 +158,6 @@ class Builder:
         return self.graph.opset_imports[""]
 
     def tensor(self, value: ir.Value) -> Tensor:
-        """Wrap a value of the graph."""
         return Tensor(self, value)
 
     def tensors(self, values: Iterable[ir.Value | None]) -> tuple[Tensor, ...]:
@@ -326,14 +325,12 @@ def _text(array: np.ndarray) -> ir.StringTensor:
 
 
 def zeros_like(tensor: Tensor) -> Tensor:
-    """Emit zeros with the dtype and shape of ``tensor``, created at run time and not stored in the graph."""
+    """Emit zeros with the dtype and shape of ``tensor``, created at run time."""
     return full_like(tensor, 0.0)
 
 
 def full_like(tensor: Tensor, number: Scalar) -> Tensor:
-    """Emit a tensor filled with ``number``, of the dtype and shape of ``tensor``, created at run time and not stored in the
-    graph.
-    """
+    """Emit a tensor of ``number`` with the dtype and shape of ``tensor``, created at run time."""
     builder, shape = tensor.builder, static_shape(tensor.value)
     extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
     value = ir.Tensor(np.full(1, number, dtype=tensor.dtype.numpy()))

@@ -209,8 +209,9 @@ def joins_many_copies(graph: ir.Graph) -> bool:
 
 
 def has_long_vectors(proto: onnx.GraphProto, together: bool = False) -> bool:
-    """True if a graph or a subgraph has a vector of more than ``LONGEST`` elements; with ``together``, also if all computed
-    vectors have more in total.
+    """True if a graph or a subgraph has a vector of more than ``LONGEST`` elements.
+
+    With ``together``, also if all computed vectors have more in total.
     """
     graphs = list(graphs_within(proto))
     values = [value for graph in graphs for value in (*graph.value_info, *graph.output)]

@@ -216,11 +216,9 @@ def _of_one_sample(main: ir.Graph, graph: ir.Graph, node: ir.Node, index: int, c
 
 
 def normalize_by_own_statistics(model: ir.Model) -> bool:
-    """Let layers without running statistics use batch mean and variance in inference mode, in place, as in PyTorch's newer
-    exporter.
+    """Make layers without running statistics use the batch mean and variance in inference mode, in place.
 
-    Returns:
-        True if there were any.
+    PyTorch's newer exporter writes them like this.
     """
     found = False
     for graph in list(model.graphs()):

@@ -1,5 +1,6 @@
-"""Kinds of initializers: weights, running statistics and constants. Also finds weights that an exporter may have merged or
-duplicated.
+"""Classification of initializers as weights, running statistics or constants.
+
+Also finds weights that an exporter may have merged or duplicated.
 """
 
 from __future__ import annotations

@@ -182,8 +182,10 @@ class _Walk:
         return _Layer(total, _of_channels(x.scale * scale, node))
 
     def _with_room(self, x: Activation, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the given scales relative to larger ones, and these: the larger scales leave room for the sum next to the bias;
-        see ``fold_quantization``.
+        """Return scales large enough to leave room for the sum next to the bias, preceded by the given scales as fractions of
+        them.
+
+        See ``fold_quantization`` for the reason.
         """
         builder = scale.builder
         needed = builder.op("Abs", bias) / (builder.cast(x.scale, self.wide) * float(ROOM))

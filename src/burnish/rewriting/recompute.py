@@ -286,7 +286,7 @@ class _Behind:
         return self._zero
 
     def _zero_of(self, gradient: ir.Value) -> Tensor:
-        """No number is greater than itself, nor is NaN."""
+        """No number, including NaN, is greater than itself."""
         begin, end = (self.builder.integers([place] * len(gradient.shape or ())) for place in (0, 1))
         first = self._op("Cast", self._op("Slice", self.builder.tensor(gradient), begin, end), to=int(ir.DataType.FLOAT))
         greater = self._op("Cast", self._op("Greater", first, first), to=int(ir.DataType.INT64))

@@ -224,7 +224,7 @@ def _draws_without_replacement(node: fx.Node) -> str | None:
 
 
 def _scales_otherwise(node: fx.Node) -> str | None:
-    """Return scales that are not the quotients of the extents, which translations of interpolations use instead."""
+    """Describe scales that are not the quotients of the extents, which translations of interpolations use instead."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     size: Any = given["output_size"]

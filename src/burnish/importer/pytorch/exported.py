@@ -97,7 +97,7 @@ class Extents:
         return [place for place, size, extent in self._given(shapes) if _value(size, symbols) not in (None, extent)]
 
     def doubtful(self, shapes: Mapping[str, Sequence[int]]) -> list[Axis]:
-        """Return the axes with extents for which the trace may differ: 0 or 1, which it never examines, or a violated
+        """Return the axes for which the trace may differ: of extent 0 or 1, which it never examines, or in a violated
         condition.
         """
         symbols = self._symbols(shapes)

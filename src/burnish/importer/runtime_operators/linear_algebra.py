@@ -39,9 +39,7 @@ def inverse(op: Operation) -> Results:
 
 
 def _eliminated(both: Tensor, step: int, size: int) -> Tensor:
-    """Do one elimination step: move the largest remaining number of a column to the diagonal, scale it to one, clear the
-    others.
-    """
+    """Move the largest remaining number of a column to the diagonal, scale its row to one there, and clear the column."""
     builder = both.builder
     places = np.arange(size)[None, :, None]
     column = _part(both, step, axis=2)
