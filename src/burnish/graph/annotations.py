@@ -45,7 +45,6 @@ class Annotation(Generic[Said]):
         holder.metadata_props[self.key] = self.write(said)
 
     def remove(self, holder: Holder) -> None:
-        """Remove the value."""
         holder.metadata_props.pop(self.key, None)
 
     def is_on(self, holder: Holder) -> bool:
@@ -264,7 +263,6 @@ class PruningMark:
 
     @property
     def changes(self) -> bool:
-        """True if training changes the mask."""
         return self.end > self.begin
 
     def put(self, node: ir.Node) -> None:
@@ -272,7 +270,6 @@ class PruningMark:
 
     @staticmethod
     def of(node: ir.Node) -> PruningMark | None:
-        """Return the schedule in the metadata of a node, or None."""
         return read_mark(node, PRUNING)
 
 

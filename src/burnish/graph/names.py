@@ -55,7 +55,6 @@ class Names:
         return name
 
     def release(self, name: str | None) -> None:
-        """Mark a name as unused."""
         self._taken.discard(name or "")
 
 

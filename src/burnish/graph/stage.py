@@ -180,7 +180,6 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def passes_of(element: Element[C]) -> Iterator[Pass[C]]:
-    """Yield the passes in an element of a stage."""
     if isinstance(element, Pass):
         yield element
     elif isinstance(element, Repeat):

@@ -1,12 +1,12 @@
 """Original parameters of a PyTorch module, from the metadata and names of exporters.
 
-The optimizer of the newer exporter (``dynamo=True``) precomputes tensors. It records for each tensor if it was a parameter and
-from which tensors it was computed. So a transposed weight is a weight, but a table of positions, a mask or a grid is none.
+The optimizer of the newer exporter (``dynamo=True``) precomputes tensors, and records which were parameters and from which others
+were computed. So a transposed weight is a weight, but a table of positions, a mask or a grid is none.
 
-Equal parameters that an exporter merged are separated again. In a fresh model many are equal (scales of one, biases of zero): the
-TorchScript exporter then writes one initializer, and ``Identity`` nodes whose outputs have the other names. A deliberately shared
-weight is one initializer with several consumers and no Identity. But weights that the exporter precomputes, such as transposed
-ones, are computed per call of the layer and merged in the same way, under generated names.
+Merged parameters are separated again. In a fresh model many are equal (scales of one, biases of zero): the TorchScript exporter
+then writes one initializer, and ``Identity`` nodes with the other names. A deliberately shared weight is one initializer with
+several consumers. But precomputed weights, such as transposed ones, exist per call of a layer and are merged too, under generated
+names.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Functions, transpositions, biases and subgradients as PyTorch's exporters write them.
 
-``atan2``, ``sinc``, ``xlogy`` and ``cosine_similarity`` are exported with 0/0. They get a form with PyTorch's value and gradient
-there, equal elsewhere.
+``atan2``, ``sinc``, ``xlogy`` and ``cosine_similarity`` are exported with 0/0. Their replacements have PyTorch's value and
+gradient there and are equal elsewhere.
 
-The transposed keys of ``scaled_dot_product_attention`` are exported with joined leading axes: Reshape to [samples * heads, keys,
-extent], Transpose, and Reshape back. Rewritten as one Transpose of the last two axes, the samples keep their name, and attention
-is recognized.
+The transposed keys of ``scaled_dot_product_attention`` are exported as Reshape to [samples * heads, keys, extent], Transpose, and
+Reshape back. As one Transpose of the last two axes, the samples keep their name, and attention is recognized.
 
 The newer exporter writes ``Conv3d(bias=False)`` with zeros of shape ``[channels, 2]``, which no runtime accepts.
 
-The standard does not define derivatives, and one operator may represent several of PyTorch: ReduceMax is ``amax``, whose ties
+The standard does not define derivatives, and an operator may represent several of PyTorch: ReduceMax is ``amax``, whose ties
 share a gradient, and ``max(dim)``, whose first extreme gets all of it; Clip is ``clamp``, which passes a gradient at its bounds,
-and ``hardtanh``, which does not. The newer exporter records the call with each node. For the older one, the more likely call is
+and ``hardtanh``, which does not. The newer exporter records the call of each node; for the older one the more likely call is
 assumed.
 """
 

@@ -1,16 +1,15 @@
 """Tensors that stay in files instead of memory, and copies of models without weights.
 
-A program keeps the initial weights next to the trained state, which would take twice the memory. A model's file and its external
-data stay open, so that they may be moved, replaced or removed; writing over them in place is detected and refused.
+A program keeps the initial weights next to the trained state, which would double the memory. So a model's files stay open. They
+may be moved, replaced or removed; writing over them in place is detected and refused.
 
 The protobuf parser holds a file's bytes and its own copy, and returns a third. So our reader walks over the encoded fields of a
-model and its graph (protobuf's wire format), reads the raw data of large initializers once, and passes only the small rest to the
-parser.
+model and its graph (protobuf's wire format), reads the raw data of large initializers once, and parses only the small rest.
 
 External data is read only from inside the model's folder, and only if the file is as long as the tensor requires.
 
-A serialized proto is limited to 2 GB, so the functions of ``onnx`` that serialize get copies without weights, which they do not
-read: in the copy weights are graph inputs of their dtype and shape.
+A serialized proto is limited to 2 GB, so the functions of ``onnx`` that serialize get copies in which weights, which they do not
+read, are graph inputs.
 """
 
 from __future__ import annotations
@@ -114,7 +113,6 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
 
 
 def payload_bytes(dtype: ir.DataType, dimensions: list[int]) -> int:
-    """Return the number of bytes of a packed tensor."""
     return -(-math.prod(dimensions) * dtype.bitwidth // 8)
 
 
@@ -204,7 +202,6 @@ class Elements:
         return ir.Tensor(array, self.dtype, name=self.name)
 
     def read(self) -> np.ndarray:
-        """Return a new array with the contents of the file."""
         try:
             array = np.empty(self.shape, self.dtype.numpy())
         except MemoryError as error:
@@ -277,7 +274,6 @@ class FileTensor(ir.LazyTensor):
             yield flat[begin : begin + step]
 
     def release(self) -> None:
-        """Free the memory if the file is unchanged."""
         if self._elements.file.is_unchanged():
             self._elements.array = None
 

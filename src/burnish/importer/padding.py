@@ -1,12 +1,12 @@
 """Explicit padding of convolutions and pools, with the same windows and divisors on every runtime.
 
-``auto_pad`` and the ``output_shape`` of transposed convolutions become explicit pads: runtimes treat them differently with
+``auto_pad`` and the ``output_shape`` of transposed convolutions become explicit pads: runtimes differ in their treatment with
 dilations, output padding and rounded-up sizes, and the standard's inference differs from all of them.
 
 Since opset 22 the standard omits windows that would start in the padding after the data. Runtimes never had them, but the
-inference of older opsets counts them, so the declared size is one too large. Average pools that count padding and round up may
-have a last window beyond the padding, whose outer part does not count. ONNX Runtime before 1.29 divides by the full window
-anyway. With the padding written as data, all runtimes agree.
+inference of older opsets does, so the declared size is one too large. Average pools that count padding and round up may have a
+last window that exceeds the padding, where nothing counts; but ONNX Runtime before 1.29 divides by the full window. With the
+padding written as data, all runtimes agree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inference of a model from ``burnish.surgery.quantize`` with the results of ONNX Runtime's integer operators.
 
-Simulated rounding differs from integer arithmetic for sums halfway between two integers. This is rare, but deep networks amplify
-it. So each operator that ONNX Runtime replaces by an integer operator is computed in whole numbers, with the integers of weights
-and biases from ``fold_quantization``, and rounded as in its kernels; see ``integer_operators``.
+Simulated rounding differs from integer arithmetic for sums halfway between two integers, and deep networks amplify that. So the
+operators that ONNX Runtime replaces by integer operators are computed in whole numbers, with the integers of
+``fold_quantization``, and rounded as in its kernels; see ``integer_operators``.
 
 Layers, products of activations and Mul are equal on every processor; QLinearAdd and pooling follow x86 with AVX2.
 """
@@ -182,8 +182,7 @@ class _Walk:
         return _Layer(total, _of_channels(x.scale * scale, node))
 
     def _with_room(self, x: Activation, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scales large enough to leave room for the sum next to the bias, preceded by the given scales as fractions of
-        them.
+        """Return scales that leave room for the sum next to the bias, after the given ones as fractions of them.
 
         See ``fold_quantization`` for the reason.
         """

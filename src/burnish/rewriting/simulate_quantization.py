@@ -185,9 +185,7 @@ class _Simulation:
         return dequantized(self._number(op.builder, integers, dtype), Grid.of(op))
 
     def _computed(self, node: ir.Node, builder: Builder) -> list[Tensor]:
-        """Emit an operator between quantization and dequantization in floating point; return its first output, or all of
-        Split.
-        """
+        """Emit an operator on quantized values in floating point; return its first output, or all of Split."""
         dtype = next(number.dtype for value in node.inputs if (number := self._numbers.get(value)) is not None)  # type: ignore[arg-type]
         assert dtype is not None
         if node.op_type in PRODUCTS:

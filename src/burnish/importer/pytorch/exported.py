@@ -97,8 +97,9 @@ class Extents:
         return [place for place, size, extent in self._given(shapes) if _value(size, symbols) not in (None, extent)]
 
     def doubtful(self, shapes: Mapping[str, Sequence[int]]) -> list[Axis]:
-        """Return the axes for which the trace may differ: of extent 0 or 1, which it never examines, or in a violated
-        condition.
+        """Return the axes for which the trace may differ.
+
+        Their extent is 0 or 1, which a trace never examines, or occurs in a violated condition.
         """
         symbols = self._symbols(shapes)
         broken = [each for each in self.conditions if _value(each, symbols) is False]

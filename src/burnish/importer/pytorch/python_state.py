@@ -74,7 +74,6 @@ class PythonState:
         self.drew = generators or random.getstate() != self._python or _words(_numpy_state()) != _words(self._numpy)
 
     def restore(self) -> None:
-        """Restore the original state."""
         for (_, now), before in zip(self._parts, self._attributes, strict=True):
             for name in now.keys() - before.keys() - OWN:
                 del now[name]
