@@ -1,4 +1,4 @@
-"""Derivation of several workers' graphs from one worker's: marks of values of the whole batch become exchanges."""
+"""Derivation of the graphs of several workers from one worker's: marks of whole-batch values become exchanges."""
 
 from __future__ import annotations
 

@@ -158,7 +158,9 @@ class _Plan:
             remove_node(start)
 
     def gather(self) -> None:
-        """Exchange values that one worker computes and others need, in one exchange per number of exchanges to wait for."""
+        """Exchange values that one worker computes and others need, with one exchange per level of dependence on other
+        exchanges.
+        """
         conditions = self._conditions()
         exchanges: dict[tuple[int, int], list[ir.Value]] = {}
         for value, level in self._crossing().items():

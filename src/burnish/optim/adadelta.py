@@ -33,7 +33,7 @@ class Adadelta(RatedOptimizer):
 
     Args:
         lr: factor of the update, or a schedule.
-        rho: decay of the mean squares per step, in [0, 1).
+        rho: decay factor of the mean squares, in [0, 1).
         eps: added to both mean squares; its root is the size of the first updates.
         weight_decay: L2 penalty, added to the gradient.
 

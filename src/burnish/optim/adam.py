@@ -64,7 +64,7 @@ class Adam(MomentOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient (see ``adamw`` for decay of the weight itself).
         amsgrad: True to divide by the root of the largest second moment so far.
@@ -116,7 +116,7 @@ class AdamW(Adam):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: share of the weight, times lr, subtracted at every step.
         amsgrad: True to divide by the root of the largest second moment so far.

@@ -32,7 +32,7 @@ class Adamax(RatedOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first moment and of the largest gradient per step, each in [0, 1).
+        betas: decay factors of the first moment and of the largest gradient, each in [0, 1).
         eps: added to the size of every gradient.
         weight_decay: L2 penalty, added to the gradient.
 

@@ -18,8 +18,8 @@ OUTER_MOMENTUM = Slot("outer_momentum")
 class DiLoCo(Transform):
     """An optimizer for workers that synchronize only from time to time (``burnish.DataParallel(synchronize_every=H)``).
 
-    In a step only the inner optimizer updates. When the workers synchronize, with p the parameters of the last synchronization
-    and q the average of the workers' parameters, weighted by the samples of each::
+    In a step only the inner optimizer updates. At a synchronization, let p be the parameters after the last one and q the average
+    of the workers' parameters, weighted by the samples of each::
 
         g = p - q
         m = momentum m + g

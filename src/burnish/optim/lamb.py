@@ -30,7 +30,7 @@ class LAMB(MomentOptimizer):
     Args:
         lr: learning rate, or a schedule. A step changes every weight by this share of
             its norm.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: share of the weight added to its update, before the ratio.
         adapt_vectors: True to apply ratio and decay to parameters of fewer than two dimensions too.

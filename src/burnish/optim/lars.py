@@ -35,7 +35,7 @@ class LARS(RatedOptimizer):
     Args:
         lr: learning rate, or a schedule. It multiplies the rate of each layer: with
             momentum 0, a step changes every weight by lr * trust_coefficient of its norm.
-        momentum: decay of the buffer per step.
+        momentum: decay factor of the buffer.
         nesterov: True to look ahead along the buffer; needs momentum.
         weight_decay: L2 penalty, added to the gradient.
         trust_coefficient: size of a layer's step, as a share of its norm.

@@ -31,7 +31,7 @@ class Lion(RatedOptimizer):
 
     Args:
         lr: learning rate, or a schedule. The length of every element's step.
-        betas: share of the momentum in the direction, and its decay per step, each in [0, 1).
+        betas: share of the momentum in the direction, and its decay factor, each in [0, 1).
         weight_decay: share of the weight, times lr, subtracted at every step.
 
     Raises:

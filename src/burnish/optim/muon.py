@@ -198,7 +198,7 @@ def muon(
 
     Args:
         lr: learning rate of the matrices, or a schedule.
-        momentum: decay of the buffer per step, in [0, 1).
+        momentum: decay factor of the buffer, in [0, 1).
         nesterov: True to look ahead along the buffer.
         weight_decay: share of a matrix, times lr, subtracted at every step.
         ns_coefficients: coefficients of x, (x xᵀ) x and (x xᵀ)² x in the Newton-Schulz iteration.

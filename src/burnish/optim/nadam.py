@@ -37,7 +37,7 @@ class NAdam(MomentOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient.
         momentum_decay: speed at which the momentum grows from half of ``betas[0]`` to all of it.

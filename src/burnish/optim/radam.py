@@ -35,7 +35,7 @@ class RAdam(MomentOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: L2 penalty, added to the gradient.
         decoupled_weight_decay: True to subtract ``lr * weight_decay`` of the weight instead of adding to the gradient.

@@ -36,10 +36,10 @@ class RMSprop(RatedOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        alpha: decay of the mean square per step, in [0, 1).
+        alpha: decay factor of the mean square, in [0, 1).
         eps: added to the root of the mean square.
         weight_decay: L2 penalty, added to the gradient.
-        momentum: decay of the buffer per step.
+        momentum: decay factor of the buffer.
         centered: True to divide by the standard deviation of the gradient instead of its root mean square.
 
     Raises:

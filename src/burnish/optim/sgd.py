@@ -33,7 +33,7 @@ class SGD(RatedOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        momentum: decay of the buffer per step.
+        momentum: decay factor of the buffer.
         dampening: share of the gradient left out of the buffer.
         nesterov: True to look ahead along the buffer; needs momentum, and no dampening.
         weight_decay: L2 penalty, added to the gradient.

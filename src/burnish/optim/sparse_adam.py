@@ -30,7 +30,7 @@ class SparseAdam(RatedOptimizer):
 
     Args:
         lr: learning rate, or a schedule.
-        betas: decay of the first and second moment per step, each in [0, 1).
+        betas: decay factors of the first and second moment, each in [0, 1).
         eps: added to the root of the second moment.
 
     Raises:

@@ -535,7 +535,7 @@ def _is_same_constant(leaf: Any, constant: Any) -> bool:
 
 
 def _structure(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Hashable:
-    """Return the key of a structure of arguments: the positions of the tensors, and the other values."""
+    """Return a key of a call's arguments: the structure, the positions of the tensors, and the other values."""
     return repr(spec), tuple(None if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
 
 

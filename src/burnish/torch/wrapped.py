@@ -148,7 +148,7 @@ _classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
 
 
 def _wrapped_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """Return the class of wrapped modules of a class, the same for each call."""
+    """Return the class of wrapped modules, one for each original class."""
     return _classes.get(cls) or _classes.setdefault(cls, _derived(cls))
 
 
