@@ -14,7 +14,7 @@ from burnish.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """How workers exchange gradients, statistics and the optimizer's state; ``DataParallel`` documents each option."""
+    """Options for exchanging gradients, statistics and the optimizer's state; ``DataParallel`` documents each."""
 
     deterministic: bool = option(
         False, help="Sum over workers in the order of their ranks, for the same bits in every run.", kind=bool

@@ -21,7 +21,7 @@ from burnish.validation import check_choice
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
-"""How a prediction encodes a class or a yes-or-no answer; scores are only compared, with each other or with 0."""
+"""Encodings of a class or a yes-or-no answer in a prediction; scores are only compared, with each other or with 0."""
 Extents = tuple[int | str | None, ...]
 
 
@@ -212,7 +212,7 @@ class LossBase(NamedSettings):
 
     @property
     def scale(self) -> Scale | None:
-        """How metrics may read the prediction; None if it encodes neither a class nor yes or no."""
+        """The encoding of the prediction for metrics; None if it encodes neither a class nor yes or no."""
         return None
 
     def bind(self, outputs: Sequence[str]) -> Self:
@@ -374,5 +374,4 @@ class Wrapping(NamedSettings):
         return getattr(self.loss, "scale", None)
 
     def bind(self, outputs: Sequence[str]) -> Self:
-        """Return this wrapper around the inner loss, bound to outputs of these names."""
         return replace(self, loss=self.loss.bind(outputs))

@@ -120,7 +120,6 @@ class AreaUnderCurve(MetricBase):
         return self._mean(totals, (totals[POSITIVES] * totals[NEGATIVES]).sum(axis=1))
 
     def _mean(self, totals: Mapping[str, np.ndarray], halves: np.ndarray) -> float:
-        """Return the mean over the classes of half pairs, as shares of all pairs."""
         there, others = totals[POSITIVES].sum(axis=1), totals[NEGATIVES].sum(axis=1)
         pairs = 2 * there * others
         return mean_over_classes_of(

@@ -65,7 +65,6 @@ class Layers:
         self.metadata: dict[str, str] = {}
 
     def input(self, name: str, dtype: ir.DataType, *extents: int | str) -> Tensor:
-        """Add an input of samples with these extents."""
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([BATCH, *extents]))
         self.graph.inputs.append(value)
         return self.builder.tensor(value)
@@ -120,7 +119,6 @@ class Layers:
         return self.dense("classifier", pooled, channels, classes)
 
     def output(self, name: str, tensor: Tensor, *extents: int | str) -> None:
-        """Add an output of samples with these extents."""
         tensor.value.name = name
         tensor.value.shape = ir.Shape([BATCH, *extents])
         self.graph.outputs.append(tensor.value)

@@ -152,7 +152,6 @@ class Muon(RatedOptimizer):
         return average * self.momentum + value * (1.0 - self.momentum)
 
     def _orthogonalized(self, direction: Tensor, eps: Tensor, rows: int, columns: int) -> Tensor:
-        """Emit the Newton-Schulz iteration from ``direction``, in its shape."""
         builder = direction.builder
         matrix = direction / builder.op("Max", cast_like(euclidean_norm(direction), direction), eps)
         flat = direction.rank != 2

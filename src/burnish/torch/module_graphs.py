@@ -570,7 +570,6 @@ def _without_origin(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _contents(exported: ExportedModule) -> list[Any]:
-    """Return everything that exports are compared by, without the current batch counts."""
     models = [exported.model, *([] if exported.inference is None else [exported.inference])]
     rest = {field.name: repr(getattr(exported, field.name)) for field in fields(exported)}
     del rest["model"], rest["inference"], rest["constants"]

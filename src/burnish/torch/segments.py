@@ -182,7 +182,6 @@ def _register(root: torch.nn.Module, name: str, tensor: torch.Tensor, is_paramet
 
 
 def _statistics(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Return the running statistics that nodes read, with names that identify their layers."""
     names: dict[fx.Node, str] = {}
     for node in nodes:
         if node.target is functional.batch_norm:
