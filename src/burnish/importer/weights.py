@@ -61,8 +61,8 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
 
 
 def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
-    """Return the floating-point scalars of a canonical model on a gradient path, such as a learned temperature; they count as
-    constants.
+    """Return a canonical model's floating-point scalars with a gradient, which count as constants, such as a learned
+    temperature.
     """
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     noted = noted_kinds(model.graph)
