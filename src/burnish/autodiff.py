@@ -137,6 +137,7 @@ def passes_gradient(node: ir.Node, opset: int) -> bool:
         return True
     if not _is_candidate(node, opset):
         return False
+    # Inlining happens in a graph of its own, so that the node itself stays.
     stand_ins = {value: ir.Value(name=value.name, type=value.type, shape=value.shape) for value in read_by(node)}
     copy = copy_of(node, [None if value is None else stand_ins[value] for value in node.inputs])
     graph = ir.Graph(list(stand_ins.values()), [], nodes=[copy], opset_imports={"": opset})

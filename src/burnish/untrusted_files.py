@@ -122,6 +122,7 @@ def read_json(text: str | bytes) -> Any:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError(_too_deep()) from error
+    # With fewer brackets it cannot be too deep, which saves a walk over the value.
     if lists + objects > DEEPEST:
         _check_depth(value)
     if r"\ud" in text or r"\uD" in text:

@@ -66,6 +66,7 @@ def emit_statistics(x: Tensor) -> Statistics:
         x = builder.cast(x, ir.DataType.FLOAT)
     mean = channel_mean(x)
     centered = x - per_channel(mean, x)
+    # Zero but for the rounding of the mean, which it corrects.
     shift = channel_mean(centered)
     variance = builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
     return Statistics(mean, shift, variance, centered)

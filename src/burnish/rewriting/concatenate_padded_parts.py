@@ -45,6 +45,7 @@ def concatenate_padded_parts(model: ir.Model) -> bool:
     """
     changed = False
     sums = _sums(model.graph)
+    # Backwards, so that a whole sum is replaced before the sums within it.
     for node in reversed(list(model.graph)):
         added = sums.get(node.outputs[0]) if node.op_type == "Add" and node.graph is not None else None
         if added is None or not _tiles(added):

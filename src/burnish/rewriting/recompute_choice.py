@@ -271,6 +271,7 @@ def _by_bytes_saved_per_cost(forward: Forward) -> list[int]:
     ratios = {value: _ratio(forward, value, held) for value in held}
     while ratios:
         best = max(ratios, key=lambda value: (ratios[value], -value))
+        # Ratios only fall as values are dropped, so it is enough to update the best one and look again.
         current = _ratio(forward, best, held)
         if current < ratios[best]:
             ratios[best] = current

@@ -88,6 +88,7 @@ def capture(
     others = [*state.others()]
     if asking:
         others.append((ASKS_FOR_GRADIENTS, functools.partial(_asked_for_gradients, answer=False)))
+    # Python state that changes the graph would be frozen into it.
     for name, other_state in others:
         try:
             with other_state():
