@@ -145,6 +145,7 @@ def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
 def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
     if part in "AB":
         axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
+        # Each group of a Conv needs at least a rank of one.
         rank = _groups(model, adapter) if part == "A" else 1
         return np.zeros([rank if place == axis else extent for place, extent in enumerate(array.shape)], array.dtype)
     return np.ones(array.shape, array.dtype) if part == "scale" else lengths_beside(model, adapter).astype(array.dtype)

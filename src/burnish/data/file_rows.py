@@ -100,6 +100,7 @@ class FileRows:
         memory, size = _bytes_of(rows), self._row
         if not memory:
             return rows
+        # Consecutive rows take a single read.
         is_run = indices[-1] - indices[0] == len(indices) - 1 and bool((np.diff(indices) == 1).all())
         places = [int(indices[0])] if is_run else indices.tolist()
         length = len(memory) if is_run else size

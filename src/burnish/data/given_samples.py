@@ -75,6 +75,7 @@ class _PictureInMemory:
 
     def open(self) -> BinaryIO:
         file = io.BytesIO()
+        # PNG cannot store floating-point pixels.
         form, exif = ("TIFF", None) if self.image.mode == "F" else ("PNG", self.image.getexif())
         image = self.image if form == "TIFF" or self.image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else None
         (image or self.image.convert("RGB")).save(file, form, **({"exif": exif} if exif else {}))

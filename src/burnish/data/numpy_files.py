@@ -234,6 +234,7 @@ class MappedArrays:
         else:
             self._paths = {spec.only_data(self._source).name: path}
         self._arrays = {name: _rows(file) for name, file in self._paths.items()}
+        # Stand-ins that have only a shape and a dtype.
         forms = {name: np.broadcast_to(np.empty((), rows.dtype), rows.shape) for name, rows in self._arrays.items()}
         bytes_of = [entry for entry in spec.data if takes_bytes(forms[entry.name], entry)]
         self.preprocessing = spec.preprocessing_for(bytes_of[0], pixels) if bytes_of else None
@@ -260,6 +261,7 @@ class MappedArrays:
         self.groups = None if group is None else _groups(path, group, self._length)
         turned = turned_inputs(forms, spec.data)
         self.note = None if turned is None else f"{path}: {turned}"
+        # Raises now, rather than in training, if the arrays do not fit.
         self.batch(np.arange(1))
 
     def __len__(self) -> int:

@@ -255,6 +255,7 @@ def _share(count: int, classes: np.ndarray | None, share: float, generator: np.r
         )
     exact = wanted * sizes / count
     quotas = np.minimum(np.floor(exact).astype(np.int64), most)
+    # Largest remainders first, ties at random.
     while (rest := wanted - int(quotas.sum())) > 0:
         missing = np.where(quotas < most, exact - quotas, -np.inf)
         first = np.lexsort((generator.random(len(sizes)), -missing))[:rest]

@@ -188,6 +188,7 @@ class Server:
         slots = f"optimizer-{self.number}.safetensors"
         folder.mkdir(parents=True, exist_ok=True)
         if self._optimizer is not None:
+            # Written before the checkpoint that names it, so an interrupted save leaves the old pair intact.
             write_state_file(folder / slots, self._optimizer.state, {"format": "burnish federated optimizer"})
         extra: dict[str, Any] = {"round": self.number, "sharing": self.sharing.options()}
         extra |= {} if self._optimizer is None else {"optimizer": slots}

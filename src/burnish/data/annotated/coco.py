@@ -56,6 +56,7 @@ def open_coco(
     object_entries(spec, str(path))
     reader: ImageReader = reader_for(spec, str(path), size, pixels)
     content = _read(file)
+    # Ids are numbers or texts; padding with zeros sorts both by their number.
     categories = sorted(_records(content, "categories", file, ("id", "name")), key=lambda one: str(one["id"]).zfill(20))
     names = [str(one["name"]) for one in categories]
     if len(set(names)) < len(names):

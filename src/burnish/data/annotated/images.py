@@ -100,6 +100,7 @@ def file_within(root: Path, name: str, source: str) -> Path:
     file = root / name
     try:
         is_within = not Path(name).is_absolute() and file.resolve().is_relative_to(root.resolve())
+        # Called for its errors: names that are too long or contain NUL.
         file.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         reason = getattr(error, "strerror", None) or error

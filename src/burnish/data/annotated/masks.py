@@ -140,6 +140,7 @@ def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
         with suppress(UnreadableImage), opened(file) as (image, size):
             if image.mode in MODES and not _is_lossy(image):
                 check_memory(image, size, 0)
+                # Pillow counts the ones of a 1-bit image at 255.
                 values = np.flatnonzero(image.histogram())
                 yield np.minimum(values, 1) if image.mode == "1" else values
 

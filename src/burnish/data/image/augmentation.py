@@ -212,6 +212,7 @@ def _posterized(image: Image.Image, strength: float, sign: float) -> Image.Image
 def _solarized(image: Image.Image, strength: float, sign: float) -> Image.Image:
     from PIL import ImageOps
 
+    # 256 is above every pixel, so nothing is inverted.
     return ImageOps.solarize(image, 255 - round(255 * strength) if strength else 256)
 
 

@@ -163,6 +163,7 @@ def _decoded(image: Image.Image, size: int, preprocessing: Preprocessing, choose
         covered = (width, height) if box is None else (box[2] - box[0], box[3] - box[1])
         shrink = min(covered[0] / sides[0], covered[1] / sides[1]) / DRAFT_GAP
         if shrink > 1:
+            # None keeps the mode; Pillow's annotation lacks it.
             image.draft(cast(str, None), (math.ceil(image.width / shrink), math.ceil(image.height / shrink)))
     mode = "L" if preprocessing.channels == "gray" else "RGB"
     copies = (image.mode != mode) + (turn is not None)

@@ -38,7 +38,8 @@ class Sound(PlainSettings):
 
     Channels are averaged, rates resampled (``resampled``), and lengths truncated or padded with silence. Samples are in -1 to 1.
     A spectrogram is ``(log(energy + 1e-6) - mean) / std`` of triangular bands on HTK's mel scale, under a periodic Hann window;
-    frame ``i`` begins at sample ``i * hop``. None follows from the model's input and the training data (``for_input``).
+    frame ``i`` begins at sample ``i * hop``. Settings that are None follow from the model's input and the training data
+    (``for_input``).
 
     Attributes:
         rate: samples per second.

@@ -91,6 +91,7 @@ class Wav:
         if self.bits == 8:
             return (read.astype(np.float64) - 128) / 128
         if self.bits == 24:
+            # NumPy has no 24-bit integers: fill the upper three bytes of 32-bit ones.
             whole = np.zeros((len(read) // 3, 4), np.uint8)
             whole[:, 1:] = read.reshape(-1, 3)
             read = whole.reshape(-1).view("<i4")
@@ -125,6 +126,7 @@ def _header(path: Path, file: BinaryIO, length: int) -> Wav:
             said = _format(path, file.read(min(size, LARGEST_FORMAT)))
         elif name == b"data":
             return _sound(path, said, start, size, length - start)
+        # RIFF pads chunks to an even number of bytes.
         file.seek(start + size + size % 2)
     raise UnreadableSound(path, "breaks off in its header, before any sound", "fetch or write it again")
 
@@ -134,6 +136,7 @@ def _format(path: Path, content: bytes) -> tuple[int, int, int, int, int]:
     if len(content) < 16:
         raise UnreadableSound(path, "breaks off in its header, before any sound", "fetch or write it again")
     form, channels, rate, _, block, bits = struct.unpack("<HHIIHH", content[:16])
+    # The extensible header has the actual format in its GUID.
     if form == EXTENSIBLE and len(content) >= 26:
         form = struct.unpack("<H", content[24:26])[0]
     return form, channels, rate, block, bits

@@ -82,6 +82,7 @@ class TextTokenizer:
             )
 
     def _of_tokenizers(self, source: Any, length: int) -> None:
+        # Copies, since padding and truncation are settings of the caller's tokenizer.
         whole, cut = (type(source).from_str(source.to_str()) for _ in range(2))
         for each in (whole, cut):
             each.no_padding()
