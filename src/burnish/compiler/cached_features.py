@@ -138,7 +138,6 @@ def _named(graph: ir.Graph, cached_features: str | Sequence[str]) -> list[ir.Val
 
 
 def _check_still(features: Iterable[ir.Value], moving: Mapping[ir.Node, str]) -> None:
-    """Raise ConfigurationError if a feature of the same sample would change from step to step."""
     for value in features:
         node = value.producer()
         if node is not None and node in moving:
@@ -165,7 +164,6 @@ def _problem(value: ir.Value, analysis: Analysis) -> str | None:
 
 
 def _axis(value: ir.Value, analysis: Analysis) -> int | None:
-    """Return the first axis of a value that holds samples and nothing else."""
     for at, axis in enumerate(analysis.layout(value).axes or ()):
         if len(axis) == 1 and isinstance(axis[0], Factor) and axis[0].kind is Kind.SAMPLES:
             return at

@@ -96,7 +96,6 @@ def differentiate(model: PreparedModel, options: CompileOptions) -> Drafts:
 
 
 def _semantic(target: Target) -> Target:
-    """Return the target with a kernel for every semantic operator."""
     return target.with_kernels(semantic_operators())
 
 
@@ -152,7 +151,6 @@ def draft_evaluation(source: ir.Model, model: PreparedModel, mixed: MixedPrecisi
 
 
 def _narrow(draft: Draft, mixed: MixedPrecision | None) -> None:
-    """Add the casts of mixed precision to a draft that is not bound to a mode yet."""
     if mixed is not None:
         values = draft.values()
         weights = [entry.name for entry in draft.inputs if entry.role in (Role.PARAMETER, Role.STATISTIC)]
@@ -161,8 +159,6 @@ def _narrow(draft: Draft, mixed: MixedPrecision | None) -> None:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The draft of ``grad`` and its findings; see ``Drafts``."""
-
     draft: Draft
     untrained: Mapping[str, str]
     dense: Mapping[str, str]

@@ -152,7 +152,6 @@ def _fits(one: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 
 def _check_data(student: ir.Model, teacher: ir.Model) -> None:
-    """Raise an error if the metadata of teacher and student describe different data."""
     for annotation, what in SAME_DATA.items():
         key = annotation.key
         ours, theirs = student.metadata_props.get(key), teacher.metadata_props.get(key)

@@ -97,7 +97,6 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
 
 
 def _names(wrt: str | Sequence[str]) -> list[str]:
-    """Return the names in ``wrt`` without duplicates."""
     names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt)) if isinstance(wrt, Iterable) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"wrt must be the name of an input or initializer, or a list of such names, not {wrt!r}")
@@ -165,7 +164,6 @@ def _operand(name: str, values: dict[str, ir.Value]) -> ir.Value:
 
 
 def _gradient_name(name: str, of: str, names_in_use: Names) -> str:
-    """Return the name of a gradient: of which output, with respect to which value."""
     short = f"{of}:{name}" if of.startswith(PREFIX) else f"{PREFIX}{name}"
     names = (short, f"{short}:of:{of}")
     free = next((candidate for candidate in names if candidate not in names_in_use), None)

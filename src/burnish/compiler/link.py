@@ -47,7 +47,6 @@ def link(drafts: Drafts, options: CompileOptions) -> Program:
 
 
 def _linked(drafts: Drafts, options: CompileOptions, recompute: Recompute | None) -> Program:
-    """Return the program with this recomputation in its backward pass."""
     model, kept = drafts.model, program_options(drafts, options, recompute)
     optimizer = wrapped(model.optimizer, kept)
     graphs = LoweredGraphs.linked(drafts.graphs, drafts.signatures, optimizer, target_of(options.target), kept)
@@ -89,7 +88,6 @@ def program_options(drafts: Drafts, options: CompileOptions, recompute: Recomput
 
 
 def _warn_of_result(drafts: Drafts, program: Program) -> None:
-    """Warn about micro-batches with equal weights, tables with dense gradients, and weights without a gradient."""
     optimizer = drafts.model.optimizer
     warn_of_accumulation(optimizer, drafts.weighs_alike)
     warn_of_no_effect(optimizer, program.signature["grad"], (program.predict, program.evaluate))

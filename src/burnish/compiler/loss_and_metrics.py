@@ -158,7 +158,6 @@ def weight_of_batch(terms: Sequence[Term], batch: Collection[ir.Value], lengths:
 
 
 def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction]) -> tuple[Tensor, ...]:
-    """Return the predictions after the graph is bound to a mode, which may replace their values."""
     outputs = draft.model.graph.outputs
     values = draft.values()
     names = list(dict.fromkeys(prediction.name for prediction in reads))
@@ -306,7 +305,6 @@ def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
 
 
 def _is_plain_sum(term: Term) -> bool:
-    """True if the weight of a term is the constant 1."""
     weight = term.weight.array
     return weight is not None and float(weight) == 1.0
 
@@ -329,7 +327,6 @@ def _reads(value: ir.Value, sources: Collection[ir.Value]) -> bool:
 
 
 def _are_alike(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """True if two values are computed by the same operations from the same values."""
     if one is other:
         return True
     if one is None or other is None:

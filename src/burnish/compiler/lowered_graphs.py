@@ -272,7 +272,6 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return recompute_request.get(self.options.get("recompute"))
 
     def _ready(self, name: str) -> ir.Model | None:
-        """Return a graph that need not be lowered; None if it must be."""
         if name not in self:
             raise KeyError(name)
         if name in self.given:
@@ -285,7 +284,6 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return model
 
     def _is_of_base(self, name: str) -> bool:
-        """True if the graph of ``base`` can be used."""
         base, semantic = self.base, self.semantic
         assert base is not None
         has_gradients = "grad" in semantic or not self.for_engine
@@ -321,14 +319,12 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return model
 
     def _gradients(self, name: str) -> ir.Model:
-        """Return the graph of the gradients that an updating graph is made from."""
         if not self.for_engine:
             return self["grad"]
         # Lowered once, as a whole; recomputation is chosen in a lowered graph of the gradients.
         return self.semantic["grad"] if self.recompute is None or name == "apply" else self._lowered("grad")
 
     def _updating(self, grad: ir.Model, target: Target, name: str) -> ir.Model:
-        """Return ``step`` or ``apply``, made from a graph of the gradients, lowered or not."""
         assert self.optimizer is not None
         own = self if self.base is None else self.base
         forward = (own["predict"], own["evaluate"])  # they show how the parameters are used

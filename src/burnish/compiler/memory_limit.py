@@ -106,7 +106,6 @@ def _check_extents(program: Program) -> None:
 def _out_of_reach(
     limit: MemoryLimit, compiled: Callable[[Recompute | None], Program], measured: int | None
 ) -> ConfigurationError:
-    """Return the error if no program fits: the largest parts, and what would help."""
     program = compiled(Recompute())
     peak = program.planned_peak(limit.batch)
     inputs = program.signature["step"].inputs

@@ -84,7 +84,6 @@ def objective_doubts(predictions: Iterable[Prediction], loss: losses.Loss) -> It
 
 
 def _classes_last(prediction: Prediction, reading: Reading, loss: str) -> str | None:
-    """Return a sentence if the loss reads classes along axis 1 of three or more axes but they are along the last."""
     shape = prediction.value.shape
     if reading.classes_along != losses.CLASS_AXIS or shape is None or len(shape) < 3:
         return None
@@ -98,7 +97,6 @@ def _classes_last(prediction: Prediction, reading: Reading, loss: str) -> str | 
 
 
 def _of_another_scale(value: ir.Value, name: str, takes: losses.Scale, loss: str) -> Iterator[str]:
-    """Yield a sentence if a value is on another scale than a loss without activation expects."""
     bounded, linear = bounding_node(value), open_node(value)
     bounds = "" if bounded is None else f"'{name}', which {describe_node(bounded)} bounds to [0, 1]"
     computed = "" if linear is None else f"'{name}' as {describe_node(linear)} computes it, which is any number"
@@ -127,7 +125,6 @@ def _of_another_scale(value: ir.Value, name: str, takes: losses.Scale, loss: str
 
 
 def _of_held_logits(value: ir.Value, name: str, loss: str) -> Iterator[str]:
-    """Yield a sentence if logits are held within bounds, so that no class or answer can become certain."""
     node = bounded_logits_node(value)
     if node is not None:
         yield (
@@ -147,7 +144,6 @@ def _softmax_of_several(value: ir.Value) -> ir.Node | None:
 
 
 def _before(node: ir.Node) -> str:
-    """Return the name of the first operand of a node that has a name."""
     return next((operand.name for operand in node.inputs if operand is not None and operand.name), "...")
 
 
@@ -249,7 +245,6 @@ def _is_of_normalization(node: ir.Node) -> bool:
 
 
 def _of_notes(model: ir.Model, trainable: Collection[str], takes_all: bool) -> Iterator[str]:
-    """Yield the doubts that follow from the notes of PyTorch's exporter about the module's parameters."""
     again = "export the model again with torch.onnx.export(..., dynamo=True, optimize=False)"
     computed = [
         f"'{name}' of {_first([repr(parameter) for parameter in parameters])}"
@@ -326,7 +321,6 @@ def _nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
 
 
 def _drops(node: ir.Node) -> bool:
-    """True if a dropout is known to be in training mode with a nonzero ratio."""
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     is_training = None if mode is None else constant_array(mode)
     ratio = node.inputs[1] if len(node.inputs) > 1 else None

@@ -242,7 +242,6 @@ def _paired_logits(graph: ir.Graph, node: ir.Node) -> ir.Value:
 
 
 def _is_along(node: ir.Node, axis: int) -> bool:
-    """True if a softmax is taken along ``axis``, counted from the front."""
     normalized = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     shape = node.inputs[0].shape if node.inputs[0] is not None else None
     if shape is not None and normalized < 0:
@@ -366,7 +365,6 @@ def _restores_matrix(node: ir.Node, output: ir.Value, axis: int) -> bool:
 
 
 def _same_product(left: Sequence[int | ir.SymbolicDim], right: Sequence[int | ir.SymbolicDim]) -> bool:
-    """True if two lists of extents are known to have the same product."""
     names = [Counter(extent.value for extent in side if not isinstance(extent, int)) for side in (left, right)]
     numbers = [prod(extent for extent in side if isinstance(extent, int)) for side in (left, right)]
     return None not in names[0] and names[0] == names[1] and numbers[0] == numbers[1]

@@ -258,7 +258,6 @@ def _continued(module: ExportedModule, layer: str, policy: str) -> str:
 
 
 def _held_rows(module: ExportedModule | None, state: ModelState, asked: HoldRows) -> HoldRows:
-    """Return the held rows: ``padding_idx`` of embeddings that train, and the user's."""
     if module is None:
         return asked
     held = {name: rows for name, rows in module.held_rows.items() if name in state.trainable}
@@ -304,7 +303,6 @@ def _leave_out_lists(graph: ir.Graph) -> None:
 
 
 def _with_loss(forms: Forms, options: CompileOptions, *, is_read: bool = True) -> tuple[losses.Loss, Forms]:
-    """Return the loss for the outputs of a model, and the model with the values that it reads, if it is read."""
     asked = losses.get(options.loss if options.output is None else losses.output(options.output))
     loss = _in_dtypes_of(forms, asked).bind(_names(forms.model.graph.outputs))
     if not is_read:
@@ -343,7 +341,6 @@ def _evaluated_form(source: ir.Model, loss: losses.Loss, options: CompileOptions
 
 
 def _result_axes(forms: Forms) -> Mapping[str, int | None]:
-    """Return the sample axes of the model's outputs and of the values that the loss reads."""
     graph = forms.model.graph
     return result_axes(graph, [*graph.outputs, *(prediction.value for prediction in forms.predictions)])
 
@@ -356,7 +353,6 @@ def _backbone(
     policies: Mapping[ir.Node, NormPolicy],
     loss: losses.Loss,
 ) -> Backbone | None:
-    """Return the model cut at its cached features; None if there are none."""
     if options.cached_features is None:
         return None
     if module is not None and module.inference is not None:
@@ -389,7 +385,6 @@ def state_within(state: ModelState, model: ir.Model) -> ModelState:
 
 
 def _make_inputs(forms: Forms, state: ModelState) -> Weights:
-    """Make the state of both forms their inputs, in place; return its values."""
     dtypes = state_dtypes(forms.in_file, state)
     weights = make_inputs(forms.in_file, state, dtypes)
     if forms.model is not forms.in_file:
@@ -406,7 +401,6 @@ def _unselected(in_file: ir.Model, bind: Bind) -> dict[str, str]:
 
 
 def _warn_of_objective(predictions: Sequence[Prediction], loss: losses.Loss, doubts: Iterable[str]) -> None:
-    """Warn about likely mistakes; raise an error for certain ones."""
     check_classes(predictions, loss)
     mixing = mixing_doubts([prediction.value for prediction in predictions])
     for problem in (*objective_doubts(predictions, loss), *mixing, *doubts):
@@ -424,7 +418,6 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
 def _normalization(
     norm: Norm, rule: str | None, model: ir.Model, asked_for: Mapping[ir.Node, NormPolicy], policies: Mapping[ir.Node, NormPolicy]
 ) -> Normalization:
-    """Return the behaviour of the layers of ``policies``, whose requested policies are ``asked_for``."""
     names = layer_names([*policies])
     frozen = (isinstance(asked_for[node], Auto) and isinstance(policy, Frozen) for node, policy in policies.items())
     return Normalization(

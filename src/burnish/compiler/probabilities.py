@@ -51,7 +51,6 @@ def bounding_node(value: ir.Value | None, bounding: dict[ir.Node, ir.Node | None
 
 
 def _deciding(node: ir.Node) -> list[ir.Value]:
-    """Return the operands whose bounds decide the bounds of a node."""
     if node.domain != "":
         return []
     if node.op_type in KEEPS_BOUNDS or (node.op_type == "Pow" and _constant_between(node.inputs[1], 0.0, np.inf)):
@@ -66,7 +65,6 @@ def _deciding(node: ir.Node) -> list[ir.Value]:
 
 
 def _bounding(node: ir.Node, deciding: list[ir.Node | None]) -> ir.Node | None:
-    """Return the node that bounds a node's output, given those that bound the deciding operands."""
     if node.domain != "":
         return None
     if node.op_type in BOUNDED or (node.op_type == "Clip" and _clips_to_probabilities(node)):
@@ -184,7 +182,6 @@ def _may_extrapolate(node: ir.Node) -> bool:
 
 
 def _is_share(node: ir.Node) -> bool:
-    """True if nonnegative numbers are divided by a sum of themselves."""
     numerator, divisor = node.inputs[:2]
     source = None if numerator is None else numerator.producer()
     total = None if divisor is None else divisor.producer()
@@ -196,5 +193,4 @@ def _is_share(node: ir.Node) -> bool:
 
 
 def _branches_are_bounded(node: ir.Node) -> bool:
-    """True if every output of both branches is in [0, 1]."""
     return bool(bodies(node)) and all(bounding_node(output) is not None for body in bodies(node) for output in body.outputs)

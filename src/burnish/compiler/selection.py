@@ -134,7 +134,6 @@ def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> Mo
 
 
 def _passed_on(value: ir.Value | None) -> ir.Value | None:
-    """Return the value at the start of a chain of nodes that only pass it on."""
     while value is not None and (producer := value.producer()) is not None:
         if producer.domain != "" or producer.op_type not in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
             break

@@ -147,7 +147,6 @@ def layers_left_moving(grad: ir.Model | None, optimizer: optim.Optimizer) -> lis
 
 
 def _parameters(signature: GraphSignature) -> dict[str, Entry]:
-    """Return the parameters that have a gradient, in the order of the gradients."""
     entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
     names = (entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS))
     return {name: entries[name] for name in names}

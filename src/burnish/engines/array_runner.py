@@ -97,7 +97,6 @@ class ArrayRunner(ProgramRunner):
         return run({**state, **inputs})
 
     def _load_step(self) -> LoadedModel:
-        """Return the graph of the step, without the nodes that write rows of the state if possible."""
         signature = self._signature["step"]
         if self._load_model is None or not written_by_rows(signature):
             return self._load("step")
@@ -107,7 +106,6 @@ class ArrayRunner(ProgramRunner):
 
 
 def _own(array: np.ndarray) -> np.ndarray:
-    """Return a copy of an array, or a mapped table itself."""
     table = adopted(array)
     return np.array(array) if table is None else table
 

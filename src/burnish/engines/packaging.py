@@ -42,7 +42,6 @@ def write_package(
 
 
 def _write_file(program: Program, path: Path, graph: str, extents: Mapping[str, int], device: str) -> Path:
-    """Compile a graph into a file."""
     if path.suffix not in PACKAGERS:
         raise ConfigurationError(
             f"'{path}': a package is one of the kinds {', '.join(PACKAGERS)}; give its path that suffix, "

@@ -226,7 +226,6 @@ def is_exchange(node: ir.Node) -> bool:
 
 
 def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
-    """Return the part of each node; an exchange is made after the part of its number."""
     stages = _earliest_stages(graph)
     needed_by: dict[ir.Node, int] = {}
     for node in reversed(list(graph)):
@@ -242,7 +241,6 @@ def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
 
 
 def _earliest_stages(graph: ir.Graph) -> dict[ir.Node, int]:
-    """Return the first part in which all inputs of each node are available."""
     stages: dict[ir.Node, int] = {}
     for node in graph:
         stage = 0
@@ -340,5 +338,4 @@ def _with_what_it_needs(node: ir.Node, placed: dict[ir.Node, None]) -> Iterator[
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes whose results a node reads, through its inputs or within its bodies."""
     return (producer for value in read_by(node) if (producer := value.producer()) is not None)

@@ -79,7 +79,6 @@ class MappedTables:
         return sum(map(self._size, range(len(self._order))))
 
     def _locked(self) -> BinaryIO:
-        """Return the lock of the folder, which names the session that holds it."""
         lock = open(self.folder / LOCK, "a+b")  # noqa: SIM115  # open as long as the session is
         if not _takes(lock):
             gc.collect()  # a session without references holds the folder until it is collected
@@ -253,7 +252,6 @@ class MappedTables:
 
 
 def _takes(lock: BinaryIO) -> bool:
-    """Lock a folder, unless another session holds it."""
     if fcntl is None:
         return True
     try:

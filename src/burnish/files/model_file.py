@@ -133,7 +133,6 @@ class _Message:
 
 
 def _frame(number: int, size: int) -> bytes:
-    """Return the prefix of a field of ``size`` bytes: its number, encoding and size."""
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(size)
 
 

@@ -297,7 +297,6 @@ class _Foreign:
         return draft
 
     def _update(self, grad: ir.Model) -> GraphOptimizer:
-        """Return the part of the step after the gradients."""
         slots = [name for name in self.bindings if name not in self.gradients and name not in self.statistics]
         updated = [*self.gradients, *slots]
         model = self.model.clone()

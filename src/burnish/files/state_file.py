@@ -195,7 +195,6 @@ class StateFile(LazyArrays):
         return _little_endian(array)
 
     def _read_into(self, content: memoryview, offset: int) -> None:
-        """Fill a buffer from the file, starting at an offset after the header."""
         try:
             self._file.seek(self._begin + offset)
             if self._file.readinto(content) != len(content):
@@ -230,7 +229,6 @@ class StateFile(LazyArrays):
             raise self._damaged("it has changed since it was written")
 
     def _blocks(self) -> Iterator[memoryview]:
-        """Yield the remainder of the file in parts; each one overwrites the previous."""
         buffer = memoryview(bytearray(BLOCK))
         transfer = Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values())))
         while count := self._file.readinto(buffer):

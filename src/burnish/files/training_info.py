@@ -233,7 +233,6 @@ def _initialization(program: Program, graph: onnx.GraphProto, state: Mapping[str
 
 
 def _algorithm(program: Program, graph: onnx.GraphProto, state: Mapping[str, np.ndarray], naming: _Naming) -> onnx.GraphProto:
-    """Return the step graph in the form that is appended to the inference graph."""
     rename_values(graph, naming.rename, lambda name: naming.prefix + name)
     graph.name = "step"
     signature = program.signature["step"]

@@ -140,7 +140,6 @@ def distrust(library: Path) -> str | None:
 
 
 def _is_whole(library: Path) -> bool:
-    """True if a cached library exists and is unchanged."""
     try:
         return _digest_file(library).read_text(encoding="ascii") == hashlib.sha256(library.read_bytes()).hexdigest()
     except (OSError, UnicodeDecodeError):

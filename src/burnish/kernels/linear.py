@@ -106,7 +106,6 @@ def use_linear_gradients(graph: ir.Graph) -> bool:
 
 
 def _use_product(graph: ir.Graph, node: ir.Node, dy: ir.Value, weight: ir.Value) -> None:
-    """Replace the gradient of a layer's input by a product."""
     matrix, swapped = _as_it_lies(weight)
     builder = Builder(graph, before=node)
     operands, like = [builder.tensor(dy), builder.tensor(matrix)], builder.tensor(node.outputs[0])
@@ -171,14 +170,12 @@ def _rank(value: ir.Value) -> int | None:
 
 
 def _is_per_column(value: ir.Value, product: ir.Value) -> bool:
-    """True if a value holds one element per column of a product."""
     if value.shape is None or product.shape is None or len(value.shape) != 1:
         return False
     return isinstance(value.shape[0], int) and value.shape[0] == product.shape[-1]
 
 
 def _swaps(node: ir.Node) -> bool:
-    """True if a node transposes a matrix."""
     if node.op_type != "Transpose" or node.domain != "" or node.inputs[0] is None or _rank(node.inputs[0]) != 2:
         return False
     return list(attribute_value(node, "perm", SWAPPED)) == SWAPPED
@@ -220,7 +217,6 @@ def _order(value: ir.Value) -> list[int]:
 
 
 def _scales(node: ir.Node) -> bool:
-    """True if a node multiplies by one number."""
     arrays = [constant_array(value) for value in node.inputs if value is not None]
     return any(array is not None and array.size == 1 for array in arrays)
 

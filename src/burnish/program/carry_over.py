@@ -98,7 +98,6 @@ def carry_over(
 
 
 def _with_updates(source: Mapping[str, np.ndarray], entries: Iterable[Entry]) -> dict[str, np.ndarray]:
-    """Return the state with the number of updates under the program's name for it."""
     accumulates = any(entry.name == UPDATE_COUNT for entry in entries)
     found = dict(source)
     if accumulates and "step" in found:

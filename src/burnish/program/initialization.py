@@ -168,8 +168,6 @@ def _size(kind: Kind) -> int:
 
 
 class _WithRedrawn(LazyArrays):
-    """Weights, some of them re-initialized."""
-
     def __init__(self, weights: Mapping[str, np.ndarray], redrawn: Mapping[str, _Redrawn]):
         self._weights, self._redrawn = weights, redrawn
 
@@ -331,14 +329,12 @@ def _uses(value: ir.Value, seen: tuple[int, ...] | None) -> list[_Use]:
 
 
 def _is_vector(shape: tuple[int, ...] | None) -> bool:
-    """True if a tensor holds one number per channel, along any axis."""
     return shape is not None and sum(extent != 1 for extent in shape) <= 1
 
 
 def _drawing(
     name: str, shape: tuple[int, ...], uses: Sequence[_Use], scheme: Scheme, scheme_name: str
 ) -> Callable[[np.random.Generator], Iterator[np.ndarray]]:
-    """Return the function that draws a weight, chosen by its uses."""
     for use in uses:
         fans = _fans(use)
         if fans is not None:
@@ -367,7 +363,7 @@ def _constant_parts(shape: tuple[int, ...], constant: float, generator: np.rando
 
 
 def _embedding_parts(shape: tuple[int, ...], generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield the rows of a table in parts; the numbers are the same as in a single draw."""
+    """Yield the rows of a table in parts, with the numbers of a single draw."""
     row = math.prod(shape[1:])
     step = max(1, DRAWN_AT_ONCE // max(1, row))
     for begin in range(0, shape[0] if shape else 1, step):

@@ -117,7 +117,6 @@ class BoundGraph:
         return binding
 
     def _release_gradients(self, binding: Any) -> None:
-        """Release the gradients that a binding holds as inputs and outputs."""
         for entry in self._read_gradients:
             binding.bind_ortvalue_input(entry.name, NO_VALUE)
         for entry in self._gradients:
@@ -179,7 +178,6 @@ class BoundGraph:
         return outputs, values
 
     def _bind_input(self, binding: Any, entry: Entry, array: np.ndarray) -> None:
-        """Bind an input: copy a small one into a bound buffer, and use a large one in place."""
         if array.nbytes > LARGEST_COPIED_INPUT:
             self._input_buffers.pop(entry.name, None)
             binding.bind_ortvalue_input(entry.name, _ort_value(array, entry))
@@ -199,7 +197,6 @@ class BoundGraph:
         return {name: np.asarray(result) for name, result in results.items()}
 
     def _results(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Return all outputs of a run that writes to no buffer."""
         present = self._sets[current]
         read = (entry.name for entry in self._signature.inputs if entry.is_state)
         buffers = {name: present[self._instead.get(name, name)] for name in read} | self._hyperparameters
@@ -215,7 +212,6 @@ class BoundGraph:
 
 
 def _ort_value(array: np.ndarray, entry: Entry) -> onnxruntime.OrtValue:
-    """Wrap an array without copying it."""
     if array.dtype.isbuiltin == 1:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(entry.dtype))

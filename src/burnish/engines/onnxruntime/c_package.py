@@ -111,7 +111,6 @@ def _write(program: Program, folder: Path) -> None:
 
 
 def _write_models(program: Program, source: Path, folder: Path) -> None:
-    """Write the graphs in ONNX Runtime's format, and the list of their operators."""
     folder.mkdir()
     written = []
     for name in _graphs(program):
@@ -156,7 +155,6 @@ def _write_operators(models: list[Path], path: Path) -> None:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    """Yield the client's files, by name."""
     installed = resources.files("burnish.engines.onnxruntime") / IN_PACKAGE
     checkout = Path(__file__).parents[4] / "clients" / "c"
     for name in SOURCES:

@@ -406,7 +406,6 @@ class _AmongWorkers:
 
 
 def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
-    """Return the providers in the form that ONNX Runtime takes, with the CPU's last."""
     available = onnxruntime.get_available_providers()
     checked: list[str | tuple[str, dict[str, Any]]] = []
     for provider in [providers] if isinstance(providers, str) else providers:
@@ -425,7 +424,6 @@ def _name_of(provider: Provider) -> str:
 
 
 def _checked_library(library: str | Path) -> str:
-    """Return the path of an operator library after ONNX Runtime has loaded it."""
     path = Path(library)
     problem = None
     if not path.is_file():

@@ -113,7 +113,6 @@ def _dtype(number: int) -> np.dtype:
 
 
 def _array(address: int | None, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Return memory at an address as an array that does not own it."""
     count = math.prod(shape)
     if not count or address is None:
         return np.empty(shape, dtype)

@@ -91,7 +91,6 @@ def description(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return ONNX Runtime's message on one line without its prefix of codes."""
     message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
     return " ".join(message.split()).rstrip(".")
 

@@ -233,7 +233,6 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> bool:
-    """Restore the names of a graph's outputs, by which a session finds them."""
     changed = False
     for place, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
         if value.name != name and value.producer() is not None and value.name not in names:

@@ -109,7 +109,6 @@ def _known(name: str, sources: Mapping[str, str | None]) -> str:
 
 
 def _updated(graph: ir.Graph, updates: Mapping[str, str]) -> dict[Any, tuple[str, ...]]:
-    """Return the state entries that each node updates, by the node's name."""
     outputs = {output: entry for entry, output in updates.items()}
     following = {value: [outputs[value.name]] for value in graph.outputs if value.name in outputs}
     runs = ((node.name or "", read_by(node), node.outputs) for node in graph if source_of(node) in UPDATES)

@@ -105,7 +105,6 @@ class OnnxRuntimeRunner(ProgramRunner):
         return outputs
 
     def _step_in_place(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Compute the gradients, and then update the state in place."""
         self._check_state()
         grad, apply = self.load_step()
         outputs, gradients = grad.run(self._current, inputs)
@@ -182,7 +181,6 @@ class OnnxRuntimeRunner(ProgramRunner):
             self._failed_update = None
 
     def _replace_buffers(self, first: Mapping[str, Buffer], second: Mapping[str, Buffer]) -> None:
-        """Replace buffers of state entries in both sets."""
         for held, buffers in zip(self._sets, (first, second), strict=True):
             held.update(buffers)
         for bound in self._bound_graphs.values():
@@ -248,7 +246,6 @@ class OnnxRuntimeRunner(ProgramRunner):
         self._replace_buffers(*((present, others) if self._current == 0 else (others, present)))
 
     def _updating_graph(self, graph: str) -> ir.Model:
-        """Return a graph of the step, without the nodes that write rows of the state if possible."""
         signature = self._signatures[graph]
         if not written_by_rows(signature):
             return self._graphs[graph]
@@ -260,7 +257,6 @@ class OnnxRuntimeRunner(ProgramRunner):
 
 
 def _writes_in_place(graphs: LoweredGraphs) -> bool:
-    """True if the state is large, and a step runs ``grad`` and ``apply``."""
     signatures = graphs.signature.graphs
     if not {"grad", "apply"} <= signatures.keys() or graphs.rewrites.get("step"):
         return False

@@ -208,7 +208,6 @@ class DequantizeLinear(Operator):
 
 
 def _placed(numbers: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
-    """Return scales or zero points in a shape that broadcasts to the data."""
     if numbers.size == 1:
         return numbers.reshape(())
     if block:
@@ -725,7 +724,6 @@ def _taps(position: np.ndarray, size: int, mode: str, padding: str, aligned: boo
 
 
 def _padded(padding: str, size: int, aligned: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function that maps positions outside the data."""
     if padding == "zeros":
         return lambda places: places
     if padding == "border":

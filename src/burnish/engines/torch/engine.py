@@ -212,8 +212,6 @@ class TorchEngine(RunsModels):
 
 
 class _GraphInput(NamedTuple):
-    """Properties of a graph input that a run needs, read from the signature once."""
-
     name: str
     dtype: ir.DataType
     is_state: bool
@@ -358,7 +356,6 @@ class TorchRunner(ProgramRunner):
             self._state[name] = self._state[name].copy_(tensor) if self._recorder is not None else tensor
 
     def _tensors_of(self, state: Mapping[str, np.ndarray]) -> Tensors:
-        """Return copies of the state on the device; a handed-over state is freed along the way."""
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
         tensors = {}
         freed = 0
@@ -375,14 +372,12 @@ class TorchRunner(ProgramRunner):
         return tensors
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Store images and kernels with channels last."""
         if self._engine.channels_last and tensor.dim() == 4 and tensor.is_floating_point():
             return tensor.contiguous(memory_format=torch.channels_last)
         return tensor
 
     @cached_property
     def _has_kernels(self) -> bool:
-        """True if graphs are prepared for the engine's own kernels, which may still be compiling."""
         wanted = self._engine.compile == "regions" and self._device.type == "cpu"
         return wanted and (kernels.expected() or kernels.available())
 
@@ -390,7 +385,6 @@ class TorchRunner(ProgramRunner):
         return translate(self._prepared(graph, fused), self._device, self._communicator)
 
     def _prepared(self, name: str, fused: bool) -> ir.Model:
-        """Return a copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's."""
         engine = self._engine
         model = prepared(
             self._graphs,
@@ -470,7 +464,6 @@ class TorchRunner(ProgramRunner):
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:
-        """Return a graph as a callable, made at the first request and then kept."""
         return self._runnables.get(graph) or self._make_runnable(graph)
 
     @garbage_kept()
@@ -496,7 +489,6 @@ class TorchRunner(ProgramRunner):
         return runnable
 
     def _settings(self) -> AbstractContextManager[None]:
-        """Return the settings of the process while a graph runs."""
         _use_threads(self._threads)
         if self._device.type != "cuda":
             return _NULL_CONTEXT
@@ -533,7 +525,6 @@ def _without_autograd(module: fx.GraphModule) -> Runnable:
 
 
 def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
-    """Run a graph; if PyTorch refuses, raise an error that names the graph and the node."""
     try:
         return run(*inputs)
     except REFUSALS as error:

@@ -71,8 +71,6 @@ def record_steps(
 
 
 class _TimedGraph(fx.Interpreter):
-    """Runs a translated graph call by call, and records the duration of each."""
-
     def __init__(self, module: fx.GraphModule, updated: Mapping[Any, tuple[str, ...]]):
         super().__init__(module)
         self.updated = updated
@@ -119,7 +117,6 @@ def _updated(module: fx.GraphModule, runner: TorchRunner) -> dict[Any, tuple[str
 
 
 def _written_in_place(runner: TorchRunner) -> tuple[str, ...]:
-    """Return the state entries that kernels overwrite after the graph; the others get the tensors that it returned."""
     taken = (runner._row_updates, runner._state_update[0])
     by_kernels = [entry for update in taken if update is not None for entry in update.entries]
     return (*by_kernels, *(write.entry for write in runner._row_writes))

@@ -242,7 +242,6 @@ def _added(node: ir.Node, entry: str) -> torch.Tensor | None:
 
 
 def _once(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return the values that occur once."""
     return {value for value, count in Counter(values).items() if count == 1}
 
 
@@ -304,7 +303,6 @@ def _independent(chosen: dict[ir.Node, list[str]], inputs: Mapping[str, ir.Value
 
 
 def _joined(updates: list[Update]) -> list[Update]:
-    """Combine updates that run the same program over different operands."""
     alike: dict[tuple[object, ...], list[Update]] = {}
     for update in updates:
         # Compared as text: zeros of different sign differ, and NaN equals NaN.

@@ -67,7 +67,6 @@ def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: 
 
 
 def _takes_heads(query: ir.Value) -> bool:
-    """True if the kernels support heads of this width."""
     if query.shape is None or len(query.shape) != 4 or query.dtype is None:
         return False
     width = query.shape[-1]

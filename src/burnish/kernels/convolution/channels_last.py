@@ -221,7 +221,6 @@ class _Layout:
         self._give_copy(node, operands)
 
     def _copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> tuple[Tensor, ...]:
-        """Return the outputs of a copy of a node with other operands, inserted before it."""
         copied = copy_of(node, operands)
         for name, value in attributes.items():
             copied.attributes[name] = ir.AttrInt64(name, value)
@@ -231,7 +230,6 @@ class _Layout:
         return tuple(builder.tensor(output) for output in copied.outputs)
 
     def _give_copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> None:
-        """Replace a node by a copy that reads and returns images with channels last."""
         for output, twin in zip(node.outputs, self._copy(node, operands, **attributes), strict=True):
             self._give(output, twin)
         remove_node(node)
@@ -479,7 +477,6 @@ def _is_convolution(node: ir.Node) -> bool:
 
 
 def _kernels(node: ir.Node) -> ir.Value | None:
-    """Return the kernels of a convolution, which its gradients also read."""
     if node.op_type == "Conv":
         return node.inputs[1]
     operator = CONV_INPUT_GRAD if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD
@@ -498,7 +495,6 @@ def _multiplications(node: ir.Node) -> int:
 
 
 def _is_wide(node: ir.Node) -> bool:
-    """True if a convolution has enough input and output channels to benefit from a kernel."""
     kernels = _kernels(node)
     shape = None if kernels is None else static_shape(kernels)
     return shape is not None and min(shape[0], shape[1] * attribute_value(node, "group", 1)) >= LEAST_WIDTH

@@ -131,7 +131,6 @@ def use_narrow_gradients(graph: ir.Graph) -> bool:
 
 
 def _narrow_window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:
-    """Return extents of the kernels, strides and pads; None for unsupported nodes."""
     place = kernel_place(node) if node.domain == BURNISH_DOMAIN else None
     if place is None or node.outputs[0].dtype != ir.DataType.BFLOAT16:
         return None
@@ -222,7 +221,6 @@ def _join_gradients(graph: ir.Graph) -> bool:
 
 
 def _window(node: ir.Node, least: dict[str, int]) -> tuple[list[int], list[int], list[int]] | None:
-    """Return extents of the kernels, strides and padding; None for nodes that are not products."""
     place = kernel_place(node)
     weight = None if place is None else node.inputs[place]
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT or weight.shape is None or len(weight.shape) != 4:
@@ -266,7 +264,6 @@ def use_winograd(graph: ir.Graph) -> bool:
 
 
 def _padding(node: ir.Node) -> list[int] | None:
-    """Return the padding of the height and of the width; None for unsupported nodes."""
     weight = kernel_place(node)
     if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
@@ -369,7 +366,6 @@ def _fuse_forward(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _depthwise_window(node: ir.Node, x: ir.Value | None, weight: ir.Value | None) -> _Window | None:
-    """Return the window of a convolution that the kernels support, or None."""
     if x is None or weight is None or weight.shape is None or len(weight.shape) != 4:
         return None
     channels, multiplier, height, width = weight.shape.dims

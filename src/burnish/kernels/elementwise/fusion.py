@@ -114,14 +114,12 @@ class _Groups:
         return joined
 
     def _waits(self, operands: list[ir.Value]) -> int:
-        """Return the bits of all groups that operands depend on."""
         direct = 0
         for value in operands:
             direct |= self._frontier.get(value, 0)
         return self._closure(direct)
 
     def _closure(self, bits: int) -> int:
-        """Return the groups of ``bits``, and all that they depend on."""
         found = 0
         while bits:
             group = self._groups[bits.bit_length() - 1]
@@ -225,8 +223,6 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> bool:
 
 @dataclass(frozen=True)
 class _Later:
-    """The nodes of the graph after a position."""
-
     places: Mapping[ir.Node, int]
     start: int
 
@@ -255,7 +251,6 @@ def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Gr
 
 
 def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Mapping[ir.Node, int]) -> bool:
-    """True if a group depends on any of these nodes, directly or not; it cannot depend on nodes of later segments."""
     end = (group.segment + 1) * SEGMENT
     seen: set[ir.Node] = set()
     left = list(nodes)
@@ -273,7 +268,6 @@ def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Map
 
 
 def _shape(node: ir.Node) -> ir.Shape | None:
-    """Return the single shape of an elementwise node, or None for any other node."""
     if not is_supported(node):
         return None
     shape = node.outputs[0].shape
@@ -413,7 +407,6 @@ def _detach(nodes: list[ir.Node]) -> None:
 
 
 def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
-    """Return the nodes of a group in topological order."""
     ordered: dict[ir.Node, None] = {}
 
     def visit(node: ir.Node) -> None:

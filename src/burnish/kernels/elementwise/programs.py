@@ -237,7 +237,6 @@ class Program:
         return None
 
     def _operands_of(self, operation: str, register: Register) -> tuple[Register, ...]:
-        """Return the operands of the operation that computed a register, or () for another operation."""
         made = self._made.get(register)
         return made.operands if made is not None and made.operation == OPERATIONS[operation] else ()
 
@@ -327,7 +326,6 @@ def _clip(program: Program, node: ir.Node, operands: list[Register]) -> Register
 
 
 def _gelu(program: Program, node: ir.Node, operands: list[Register]) -> Register:
-    """Return x times the standard normal distribution function of x."""
     x = operands[0]
     return program.emit("Mul", x, program.normal(x)[0])
 

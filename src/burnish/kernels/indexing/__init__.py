@@ -96,7 +96,6 @@ def _rows(node: ir.Node) -> int:
 
 
 def _join_lookups(graph: ir.Graph, lookups: list[ir.Node]) -> None:
-    """Join lookups into one call, before the first of them."""
     builder = Builder(graph, before=lookups[0])
     operands: list[Tensor] = []
     for place in (0, 1):

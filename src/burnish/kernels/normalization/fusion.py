@@ -161,7 +161,6 @@ def fuse_batch_normalization(graph: ir.Graph) -> bool:
 
 
 def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """Convert BatchNormTraining, and its BatchNormGrad, to FusedBatchNorm and FusedBatchNormGrad."""
     x, scale, bias = node.inputs[:3]
     assert x is not None
     if x.dtype != ir.DataType.FLOAT or x.shape is None or not 2 <= len(x.shape) <= 5:
@@ -227,7 +226,6 @@ def _widened(value: ir.Value | None) -> ir.Value | None:
 
 
 def _only_narrowed(value: ir.Value) -> bool:
-    """True if only casts to bfloat16 inside the graph read a value."""
     if value.is_graph_output():
         return False
     casts = [user for user, _ in value.uses()]
@@ -258,7 +256,6 @@ class _FusedLayer:
 
 
 def _fuse_gradient(graph: ir.Graph, node: ir.Node, layer: _FusedLayer) -> None:
-    """Fuse BatchNormGrad, with the gradient of the layer's own activation before it."""
     flow, x, scale = node.inputs[:3]
     assert flow is not None
     behind, before = layer.behind, preceding(flow, layer.behind, (node,))
@@ -321,7 +318,6 @@ def _is_single(value: ir.Value | None) -> bool:
 
 
 def _rename(graph: ir.Graph, node: ir.Node, kernel: EngineOperator) -> None:
-    """Replace a node by the kernel with the same operands and results."""
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in node.inputs]
     attributes = {} if "epsilon" not in node.attributes else {"epsilon": attribute_value(node, "epsilon", 1e-5)}
@@ -429,7 +425,6 @@ class _Behind:
 
 
 def _fuse_layer(graph: ir.Graph, node: ir.Node) -> None:
-    """Convert GroupNormTraining, and its GroupNormGrad, to FusedGroupNorm and FusedGroupNormGrad."""
     x, scale, bias = node.inputs
     y, mean, inverse_std, shift, centered = node.outputs
     assert x is not None
@@ -498,7 +493,6 @@ def _silu_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | None:
 
 
 def _bounded_behind(y: ir.Value, gradients: Collection[ir.Node]) -> _Behind | None:
-    """Return the ReLU, with or without an upper bound, that is the only reader of a layer's result."""
     behind = following(y)
     if behind.node is None or behind.addition is not None:
         return None

@@ -191,7 +191,6 @@ def _replace_projection(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _is_per_column(value: ir.Value, rows: ir.Value, axis: int) -> bool:
-    """True if a value holds one element per place in a row."""
     return value.shape is not None and rows.shape is not None and list(value.shape.dims) == list(rows.shape.dims[axis:])
 
 

@@ -97,7 +97,6 @@ def kernel_of(operator: str) -> str:
 
 @functools.cache
 def _library() -> torch.library.Library:
-    """Return the library of operator definitions, which exists as long as the process."""
     return torch.library.Library("burnish", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 

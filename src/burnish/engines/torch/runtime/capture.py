@@ -126,8 +126,6 @@ class _CudaRecording:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The data of one shape of the batch: its fixed inputs, their staging buffers on the host, and the recorded step."""
-
     inputs: Tensors
     staged: Tensors
     recording: Recording
@@ -212,7 +210,6 @@ class RecordedStep:
         return [tensor for entry, tensor in pairs if entry.updates is None]
 
     def _packed(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-        """Return the outputs of the step, followed by its packed report."""
         fed = self._fed(inputs)
         # A state entry that is passed through, or becomes another entry, must not be read while the commit writes it.
         held = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
@@ -269,7 +266,6 @@ class RecordedStep:
         return self._shapes[key]
 
     def _uploaded(self, inputs: Mapping[str, np.ndarray]) -> Tensors:
-        """Return copies of the inputs in new memory on the device."""
         return {entry.name: self._layout(_tensor(inputs[entry.name], entry).to(self._device)) for entry in self._given}
 
     def _upload(self, inputs: Mapping[str, np.ndarray], shape: _Shape) -> None:

@@ -33,7 +33,6 @@ def device_of(name: object, refusal: str = "The torch engine cannot use the devi
 
 
 def _reason(error: Exception) -> str:
-    """Return the first sentence of PyTorch's message, if it is helpful."""
     text = str(error)
     if not text or isinstance(error, ImportError | NotImplementedError) or "INTERNAL ASSERT" in text:
         return f"PyTorch {torch.__version__} as it is installed here does not have it"

@@ -129,7 +129,6 @@ def quickest(ways: Mapping[str, Callable[[], object]], trials: Mapping[str, Call
 
 
 def _first_runs(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the seconds of each way that does not fail."""
     found: dict[str, float] = {}
     failure: Exception | None = None
     for name, run in ways.items():
@@ -144,12 +143,10 @@ def _first_runs(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _again(found: Mapping[str, float], ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Run the ways that are near the best once more, and return the shorter times."""
     return {**found, **{name: min(found[name], _seconds(ways[name])) for name in _near(found, SLOWER)}}
 
 
 def _near(found: Mapping[str, float], limit: float) -> list[str]:
-    """Return the ways that take at most ``limit`` times as long as the best, or slightly more."""
     least = limit * min(found.values()) + NOISE
     return [name for name, seconds in found.items() if seconds <= least]
 
@@ -185,7 +182,6 @@ def circumstances(sources: tuple[Path, ...]) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
-    """Return the choices in a file; empty if it does not exist or is malformed."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             return {}

@@ -130,7 +130,6 @@ def _taken(inputs: list[Any]) -> tuple[Any, ...]:
 def _first_part(
     module: fx.GraphModule, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """Return a module of some nodes of a graph, which takes its inputs by position."""
     graph = fx.Graph()
     return _part(module, graph, {node: graph.placeholder(node.name) for node in inputs}, nodes, outputs, "forward")
 

@@ -57,8 +57,6 @@ class Late(torch.nn.Module):
 
 
 class _Tensors:
-    """The operands of one node in one run."""
-
     def __init__(self, tensors: dict[ir.Value, torch.Tensor], device: torch.device, opset: int):
         self._tensors = tensors
         self.device = device

@@ -122,7 +122,6 @@ def _is_empty(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def _suits(query: torch.Tensor) -> bool:
-    """True if the engine's own kernel was measured to be the fastest for this dtype and number of queries."""
     return query.dtype == torch.bfloat16 or (query.shape[2] >= Attention.FEWEST_QUERIES and has_wide_vectors())
 
 
@@ -142,7 +141,6 @@ def _of_four_axes(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask in the dtype of PyTorch's kernels."""
     return None if mask is None else mask.to(query.dtype)
 
 

@@ -213,7 +213,6 @@ def _plainly_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a tensor in C order."""
     return [math.prod(max(extent, 1) for extent in shape[axis + 1 :]) for axis in range(len(shape))]
 
 
@@ -481,5 +480,4 @@ def _windows(strides: Sequence[int], padding: Sequence[int], dilations: Sequence
 
 
 def _lifted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a signal, or its kernels, as an image of one row."""
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor

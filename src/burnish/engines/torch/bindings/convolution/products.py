@@ -124,14 +124,12 @@ def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tenso
 
 
 def _has_fast_pixels(pixels: int, inputs: int, outputs: int) -> bool:
-    """True if the engine's own kernel is the fastest for the pixels of a convolution."""
     if torch.cpu._is_avx512_supported() or pixels < Pointwise.FEWEST_PIXELS or outputs < Pointwise.FEWEST_CHANNELS:
         return False
     return pixels <= Pointwise.MOST_PIXELS or outputs >= min(inputs, Pointwise.ENOUGH_CHANNELS)
 
 
 def _has_large_weights(pixels: int, outputs: int, inputs: int) -> bool:
-    """True if the engine's own product kernel is the fastest for the weight gradient of such a convolution."""
     return (
         not torch.cpu._is_avx512_supported() and pixels >= Pointwise.FEWEST_PIXELS and outputs * inputs > Pointwise.MOST_WEIGHTS
     )
@@ -195,7 +193,6 @@ def strided_input_gradient(dy: torch.Tensor, weight: torch.Tensor, x: torch.Tens
 
 
 def _is_fast(dy: torch.Tensor, x: torch.Tensor, extents: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> bool:
-    """True if the engine's own kernel is the fastest for the weight gradient."""
     outputs, channels, count = dy.shape[1], x.shape[1], dy.shape[0]
     if (
         dy.shape[3] > WIDEST

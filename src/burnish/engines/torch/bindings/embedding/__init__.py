@@ -173,7 +173,6 @@ def take_row_updates(graph: ir.Graph, names: list[str], writes: list[RowWrite]) 
 
 
 def _remove_unread(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Remove unused nodes among the given ones, in reverse order."""
     candidates = set(nodes)
     unread = []
     for node in reversed(list(graph)):
@@ -268,7 +267,6 @@ class _Computed:
         return RowUpdate(entries, indices, operands, kinds, self._targets, self._constants, self._code)
 
     def _add(self, program: Program, value: ir.Value) -> None:
-        """Append the computation of a value to the program."""
         if value in self._known or constant_array(value) is not None:
             if value not in self._known and not _is_number(value):
                 raise _UnknownValue
@@ -317,14 +315,12 @@ class _Computed:
         program.add(node)
 
     def _check_axes(self, node: ir.Node) -> None:
-        """Check that a node removes, or adds, all axes except that of the rows."""
         axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
         rank = len(self._inner) + 1
         if axes is None or sorted(int(axis) % rank for axis in axes.reshape(-1)) != list(range(1, rank)):
             raise _UnknownValue
 
     def _table_of(self, node: ir.Node) -> ir.Value | None:
-        """Return the table or slot whose rows a node reads."""
         if node.op_type != "Gather" or node.domain != "" or attribute_value(node, "axis", 0) != 0:
             return None
         table = node.inputs[0]

@@ -291,12 +291,10 @@ class GatherOwned(torch.nn.Module):
 
 
 def _shaped(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return bytes as a tensor of this dtype and shape, channels last for images."""
     return _parted(content.view(like.dtype), [like])[0]
 
 
 def _counting(buffer: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """Return a buffer, filled with zeros if a worker has no samples."""
     nothing = samples == 0
     if buffer.device.type != "cpu":
         return torch.where(nothing, 0, buffer)
@@ -308,7 +306,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parted(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Split a buffer into parts with the dtypes and shapes of these tensors."""
     results = []
     for part, tensor in zip(torch.split(buffer, [math.prod(tensor.shape) for tensor in tensors]), tensors, strict=True):
         if tensor.dim() == 4:
@@ -556,7 +553,6 @@ def _exchanged(communicator: Communicator, tensors: Sequence[torch.Tensor], coun
 
 
 def _places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[slice]:
-    """Yield the byte ranges of these numbers of rows of each tensor."""
     start = 0
     for tensor, count in zip(tensors, counts, strict=True):
         end = start + count * math.prod(tensor.shape[1:]) * tensor.element_size()

@@ -143,7 +143,6 @@ def onednn_product() -> Product | None:
 
 
 def _product(x: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None, relu: bool = False) -> torch.Tensor:
-    """Return x [M, K] times columns [K, N], plus bias [N], and its ReLU with ``relu``."""
     if _is_large(x.shape[0], x.shape[1], columns.shape[1]):
         own = own_kernel(x.dtype, "product")
         if own is not None:
@@ -166,7 +165,6 @@ def _is_quick_in_onednn(x: torch.Tensor) -> bool:
 
 
 def _is_large(rows: int, depth: int, columns: int) -> bool:
-    """True if a product is large enough for the engine's own kernel."""
     if rows * depth * columns <= Products.LARGE:
         return False
     return torch.cpu._is_avx512_supported() or rows * columns >= Products.LEAST_REUSE * (rows + columns)
@@ -185,7 +183,6 @@ def _is_batch_large(left: torch.Size, columns: int) -> bool:
 
 
 def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
-    """True if a layer has few rows, and its product is not one for the engine's own kernel."""
     elements, columns = x.numel(), weight.shape[0 if transposed else 1]
     return (
         elements <= SmallLayers.MOST_ELEMENTS
@@ -196,7 +193,6 @@ def _is_small(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> bool:
 
 @functools.cache
 def _small(name: str) -> Callable[..., Any] | None:
-    """Return the engine's kernel for small layers, or for their gradients, or None if it is not available."""
     if not kernels.available("linear"):
         return None
     found: Callable[..., Any] = getattr(torch.ops.burnish, name).default

@@ -250,7 +250,6 @@ def _saturated(number: Any, dtype: torch.dtype) -> Any:
 
 
 def _placed(op: Call, index: int) -> Any:
-    """Return a scale or zero point in a shape that broadcasts to the first operand."""
     numbers, rank, block = op.tensor(index), op.rank(0), op.attribute("block_size", 0)
     if op.rank(index) == 0:
         return numbers

@@ -348,7 +348,6 @@ class _Side:
 
 
 def _most_points(op: Call, axis: int, bins: int, scale: float, offset: float) -> int:
-    """Return the largest number of points in a bin along an axis."""
     rois = op.known_array(1)
     kind = rois.dtype.type
     start, end = (rois[:, column] * kind(scale) - kind(offset) for column in (1 - axis, 3 - axis))
@@ -423,7 +422,6 @@ IMAGE, VOLUME = 4, 5
 
 
 def _sampling(op: Call, rank: int) -> tuple[int, int, bool]:
-    """Return mode, padding and corner alignment in ATen's form."""
     mode = MODES[op.attribute("mode", "linear")]
     if rank not in (IMAGE, VOLUME) or (rank == VOLUME and mode == MODES["cubic"]):
         raise op.unsupported("it samples data of another rank, or volumes by cubic interpolation")

@@ -93,7 +93,6 @@ def scatter_nd(op: Call) -> Any:
 
 
 def _places(op: Call) -> tuple[Any, ...]:
-    """Return an index tensor per leading axis of the data, for PyTorch's advanced indexing."""
     batched, last = op.attribute("batch_dims", 0), op.extents(1)[-1]
     if not isinstance(last, int):
         raise NotKnownYet

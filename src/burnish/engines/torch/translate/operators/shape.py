@@ -147,7 +147,6 @@ def expand(op: Call) -> Any:
 
 
 def _common(left: Any, right: Any) -> Any:
-    """Return the broadcast of two extents."""
     for one, other in ((left, right), (right, left)):
         if isinstance(one, int):
             return other if one == 1 else one
