@@ -166,10 +166,9 @@ class _Gradients:
 
 
 def _draft_gradients(source: ir.Model, model: PreparedModel, options: CompileOptions) -> _Gradients:
-    """Return the training graph up to the gradients: its last outputs, in the order in which the reverse pass reaches them.
+    """Return the training graph up to the gradients: its last outputs, in the order of the reverse pass.
 
-    Updates are emitted in that order too. A runtime that walks back from the outputs then updates the last layer first, and no
-    gradient has to wait for that of the first layer.
+    Updates are emitted in that order too, so that a runtime updates each layer as soon as its gradient is known.
     """
     draft, mixed = _draft_of(source, model), precision.get(options.precision)
     builder, graph = draft.builder, draft.model.graph
@@ -255,7 +254,7 @@ def _add_weight(draft: Draft, terms: tuple[Term, ...]) -> str:
 def _reach(
     draft: Draft, model: PreparedModel, loss: Tensor, scale: Tensor | None, stopped: Mapping[ir.Value, ir.Node]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Emit the gradients of the parameters that the loss depends on, in the order in which the reverse pass reaches them.
+    """Emit the gradients of the parameters that the loss depends on, in the order of the reverse pass.
 
     Returns:
         The gradients, and the other selected parameters with the reason why they have none.

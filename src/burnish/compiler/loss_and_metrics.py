@@ -179,14 +179,7 @@ def _label_axis(
     axes: Sequence[int | None],
     readings: Sequence[losses.Reading],
 ) -> int | None:
-    """Return the sample axis of a label: that of the prediction, counted among the axes that the label shares with it.
-
-    Args:
-        shape: shape of the label.
-        predictions: the values that the loss reads.
-        axes: sample axis of each prediction.
-        readings: how the loss reads each prediction, including its class axis.
-    """
+    """Return the sample axis of a label: that of the prediction, counted among the axes that the label shares with it."""
     if not shape:
         return None
     for prediction, axis, reading in zip(predictions, axes, readings, strict=False):
@@ -236,12 +229,6 @@ def _axes_of(shape: Sequence[int | str | None], prediction: Tensor) -> list[int]
 
 def _mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor | None:
     """Make a training graph read mixed samples, in place, if its loss is ``Mixed``.
-
-    Args:
-        draft: the graph, bound to training, without its loss.
-        loss: loss of the program.
-        key: random key of the step.
-        is_cached: True if the graph starts from cached features.
 
     Returns:
         The share that a sample has in its mixture, a float32 scalar; None if nothing is mixed.

@@ -1,9 +1,8 @@
 """The graphs of a program by name, each lowered when it is first read. Programs hold them, and engines open them.
 
-A program keeps ``grad``, ``evaluate`` and ``predict`` in their form before lowering, with semantic operators. Its own graphs are
-lowered to the target that it was compiled for; an engine with its own kernels gets graphs that keep the semantic operators it has
-kernels for. Both compute the same. Recomputation in the backward pass is chosen in the lowered step, so the kept graphs do not
-contain it.
+A program keeps ``grad``, ``evaluate`` and ``predict`` with their semantic operators. Its own graphs are lowered to its target; an
+engine gets graphs that keep the semantic operators it has kernels for. Both compute the same. Recomputation in the backward pass
+is chosen in the lowered step, so the kept graphs do not contain it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Find the problems that ``ObjectiveWarning`` reports at compilation, as sentences that say what to do.
+"""Find the problems that ``ObjectiveWarning`` reports at compilation, as sentences with a remedy.
 
-The loss may not fit its input; the weights that train may not be the intended ones; or the program may not compute the same as
-its file, in ``predict``, ``evaluate`` and exports, or also in a step.
+The loss may not fit its input; the selected weights may not be the intended ones; or the program may not compute the same as its
+file.
 """
 
 from __future__ import annotations

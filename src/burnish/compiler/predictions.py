@@ -1,9 +1,8 @@
 """The values that the loss reads: the chosen outputs, or the logits before an activation that the loss applies itself.
 
-A model that ends in a Softmax or Sigmoid gives probabilities, but a loss that applies the activation itself needs the logits. The
-activation is skipped if the nodes after it only move or copy elements; these nodes are repeated on the logits. Probabilities of
-two classes made from one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax of ``-z / 2`` and ``z / 2``, which a loss
-over classes reads. If a loss would still read probabilities, ``Prediction.bounded_by`` names the node that bounds them.
+A final Softmax or Sigmoid is skipped if the nodes after it only move or copy elements; these nodes are repeated on the logits.
+Probabilities of two classes made from one logit, ``1 - sigmoid(z)`` and ``sigmoid(z)``, are the softmax of ``-z / 2`` and ``z /
+2``. If a loss would still read probabilities, ``Prediction.bounded_by`` names the node that bounds them.
 """
 
 from __future__ import annotations
@@ -162,10 +161,8 @@ def _read(graph: ir.Graph, value: ir.Value, activation: Activation | None) -> Pr
 def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node | None, list[tuple[ir.Node, ir.Value]]]:
     """Return the activation whose moved output is the value, along the axis of the loss, and the nodes that move it.
 
-    That may be the last node of two classes' probabilities made from one logit.
-
-    Returns:
-        The node, or None; and the nodes after it, the last first, each with the output that leads to ``value``.
+    That may be the last node of two classes' probabilities made from one logit. The moving nodes come last first, each with the
+    output that leads to ``value``.
     """
     movers: list[tuple[ir.Node, ir.Value]] = []
     axis = activation.axis

@@ -1,8 +1,4 @@
-"""Prepare a source for differentiation: load the model, and apply the options of ``burnish.compile`` to it.
-
-They settle the weights that are state, the policy of each batch normalization, the loss with its teachers, the rows that are
-held, and the end of a frozen backbone. Weights and statistics become inputs.
-"""
+"""Prepare a source for differentiation: load the model and apply the options of ``burnish.compile``, with weights as inputs."""
 
 from __future__ import annotations
 

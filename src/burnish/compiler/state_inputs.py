@@ -1,8 +1,8 @@
 """Turn weights and statistics into explicit state: graph inputs, and arrays with their initial values.
 
-A file in float16 or bfloat16 has two graphs: its own, for prediction and export, and the same in float32, for training. Values
-that training changes are float32 in the state and rounded for the file's own graph. A weight that does not train keeps the file's
-dtype and is cast for the graph in float32.
+A file in float16 or bfloat16 has two graphs: its own, for prediction and export, and the same in float32, for training. Trained
+values are float32 in the state and rounded for the file's own graph. Other weights keep the file's dtype and are cast for the
+graph in float32.
 """
 
 from __future__ import annotations

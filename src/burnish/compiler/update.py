@@ -229,10 +229,10 @@ class _Update:
         return draft
 
     def _finite(self, draft: Draft, every: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Tensor | None:
-        """Return a flag: True if the gradients of a scaled loss are finite, else the whole step is skipped. None without a scale.
+        """Return a flag: True if the gradients of a scaled loss are finite; if not, the whole step is skipped. None without a
+        scale.
 
-        The graph of the gradients checks all of them. If the optimizer freezes some, the step checks the ones it reads, and so do
-        its statistics and its report.
+        The graph of the gradients checks all of them. If the optimizer freezes some, the step only checks the ones it reads.
         """
         skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
         if skipped is None:
@@ -300,8 +300,8 @@ class _Update:
     ) -> None:
         """Emit the optimizer; its own rates, next parameters, next optimizer state and next step become outputs.
 
-        ``indices`` are the rows of sparse gradients. ``weight`` is the divisor of the loss, for an optimizer that weighs
-        gradients by it. ``finite`` is True if the gradients of a scaled loss are finite, if the graph has computed that already.
+        ``indices`` are the rows of sparse gradients, ``weight`` is the divisor of the loss, and ``finite`` is the result of an
+        earlier check.
         """
         slots = draft.add_inputs(self.slots)
         state = {entry.name.removeprefix("opt/"): slot for entry, slot in zip(self.slots, slots, strict=True)}

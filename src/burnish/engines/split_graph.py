@@ -1,12 +1,10 @@
 """Exchanges of a graph for several workers, in one order; for a runtime without exchanges, the graph is cut at them.
 
-The nodes between two exchanges form a separate model, which the engine loads like any other. A node is in the first part that
-needs its result, so a forward pass is in the same part as its backward pass, which waits for the number of samples, and kernels
-can fuse them. Every worker cuts the same graph in the same way, and so makes the same exchanges in the same order.
+The nodes between two exchanges form a separate model. A node is in the first part that needs its result, so a forward pass is in
+the same part as its backward pass, and kernels can fuse them. Every worker cuts the same graph in the same way.
 
-An engine's own rewrites keep the order of exchanges. They are numbered when a program is prepared for several workers, and all
-workers must run them in that order: two workers that start different exchanges wait for each other forever. An engine that fuses
-operators and sorts its graph again may otherwise get another order than a worker with other kernels.
+Exchanges are numbered when a program is prepared for several workers, and all workers must run them in that order: two workers
+that start different exchanges wait for each other forever. An engine that sorts its graph again must keep that order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Embedding tables in memory-mapped files: the system reads the pages that a step touches, and writes them back at any time.
 
-The files are a working copy; a run resumes from a checkpoint. After a kill, they hold rows of a step that no checkpoint has. To
-avoid copying a whole checkpoint on resume, ``written.log`` next to the files records the last journal checkpoint that they
-matched, and, before each write, the rows that are written. It is valid until the system restarts, because unwritten pages are
-lost then.
+The files are a working copy; a run resumes from a checkpoint. To avoid copying all of it, ``written.log`` next to the files
+records the last journal checkpoint that they matched, and, before each write, the rows that are written. The log is valid until
+the system restarts, because unwritten pages are lost then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The file of a journal: the table rows that changed from one checkpoint to the next, as a sequence of records.
 
-Records are only appended. A record starts with ``MAGIC``, a checksum, and the sizes of its parts: a JSON header with the entries
-and their numbers of rows, then the indices and the rows, little-endian. The checksum (CRC-32) continues from that of the previous
-record, and the first one from the name of the base, so that records cannot be mixed up.
+Records are only appended. A record is ``MAGIC``, a checksum, the sizes of its parts, a JSON header with the entries and their
+numbers of rows, the indices, and the rows, little-endian. The checksum (CRC-32) continues from that of the previous record, and
+the first one from the name of the base, so that records cannot be mixed up.
 """
 
 from __future__ import annotations

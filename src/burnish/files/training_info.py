@@ -1,12 +1,12 @@
-"""A program as one ``ModelProto``: the inference graph, and a ``TrainingInfoProto`` with what a step changes.
+"""A program as one ``ModelProto``: the inference graph, and a ``TrainingInfoProto`` for a step.
 
 ==================  ========================================================================================================
-``graph``           predict, with the weights and statistics as initializers under the source's names: what plain runtimes run
+``graph``           predict, with the weights and statistics as initializers under the source's names, for any runtime
 ``initialization``  init, with the seed as a constant
-``algorithm``       step, appended to ``graph`` as the standard says: it reads its inputs and initializers by name, and keeps what
-                    belongs to no inference (optimizer state, key, step) as initializers of its own
-``functions``       grad, apply and evaluate, which no node calls: they are there for burnish and for people
-``metadata_props``  a digest of the whole; the signature and the options, as JSON; next to them what an exported model says
+``algorithm``       step, appended to ``graph`` as in the standard: it reads its inputs and initializers by name, and has
+                    initializers of its own for optimizer state, key and step
+``functions``       grad, apply and evaluate, which no node calls: for burnish and for people
+``metadata_props``  a digest of the whole; the signature and the options, as JSON; the entries of an exported model
 ==================  ========================================================================================================
 """
 
@@ -147,7 +147,7 @@ class _Naming:
     """Names of the step's values and the program's state in the file.
 
     Attributes:
-        prefix: prefix of every value that only the step computes; no name of the inference graph starts with it.
+        prefix: prefix of every value that only the step computes, unused in the inference graph.
         state: state name -> initializer.
         step: input or output of the step graph -> value of the file.
     """

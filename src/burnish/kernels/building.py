@@ -1,8 +1,8 @@
 """Find or build the libraries of kernels: one for each source file.
 
-The installation builds them if it can (``setup.py``). A library that it did not build, or that changed since, is built on first
-use, and cached by source, headers, compiler and processor. Files are written atomically; a damaged one is rebuilt, and one that
-another user could have written is not loaded. Processes that need the same library at the same time build it once.
+The installation builds them if it can (``setup.py``). Others are built on first use, and cached by source, headers, compiler and
+processor. Files are written atomically; a damaged one is rebuilt, and one that another user could have written is not loaded.
+Processes that need the same library at the same time build it once.
 """
 
 from __future__ import annotations

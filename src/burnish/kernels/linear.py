@@ -1,12 +1,9 @@
 """Products with a weight, their gradients and batched products: operators, and the graph passes that insert them.
 
-The weight's transposition, the bias and a ReLU are part of the product, and all gradients are one call. Operands are read in
-place, transposed or not.
-
-Results of batched products, as in attention, are stored in the order of the transposition that follows. A head of attention is a
-slice of every row of a layer's output. The operands of its products are therefore views, transposed and strided, and their
-results are transposed back before the next layer reads them. A product that reads views in place and writes its result in the
-order of its reader makes the transpositions free.
+The weight's transposition, the bias and a ReLU are part of the product, and all gradients are one call. A head of attention is a
+slice of every row of a layer's output. The operands of its products are therefore strided views, and its results are transposed
+back before the next layer reads them. These products read views in place and write results in the order of their reader, so that
+the transpositions are free.
 """
 
 from __future__ import annotations

@@ -248,10 +248,7 @@ class _Redrawn:
     """A weight that is re-initialized, with the same numbers each time.
 
     Attributes:
-        name: name of the state entry.
-        kind: its dtype and shape.
         draw: a function from a generator to the array, in consecutive parts along its first axis or as a whole.
-        seed: seed of the generator.
         held_rows: rows that keep the values of the source.
     """
 

@@ -379,11 +379,9 @@ class OnnxRuntimeEngine(RunsModels):
 
 @dataclass(frozen=True)
 class _AmongWorkers:
-    """An engine that opens graphs of several workers with exchanges inside them.
+    """An engine for graphs with exchanges between workers inside them.
 
     Attributes:
-        engine: an engine with kernels.
-        communicator: connection to the other workers.
         loaded: names of burnish's own operators that the engine knows.
     """
 

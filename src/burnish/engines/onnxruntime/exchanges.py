@@ -1,9 +1,8 @@
 """Exchanges with other workers inside an ONNX Runtime graph: nodes whose kernel calls Python to make the exchange.
 
-The step stays one graph, with the engine's kernels and its state in place. The kernel (``native/exchange_operator.h``) passes the
-number of its node and the operands in ONNX Runtime's memory. ONNX Runtime runs nodes in any order that their operands allow,
-perhaps in a different one on each worker, so a token passes from each exchange to the next. The end of a gradient exchange is
-placed as late as its readers allow.
+The kernel (``native/exchange_operator.h``) passes the number of its node and the operands in ONNX Runtime's memory. ONNX Runtime
+runs nodes in any order that their operands allow, perhaps in a different one on each worker, so a token passes from each exchange
+to the next. The end of a gradient exchange is placed as late as its readers allow.
 """
 
 from __future__ import annotations
@@ -227,12 +226,7 @@ class Exchanges:
 
 
 class _Started:
-    """An exchange of gradients that continues during computation, until ``finish``.
-
-    Args:
-        terms: attributes of ``AllReduceStart``.
-        communicator: connection to the other workers.
-    """
+    """An exchange of gradients that continues during computation, until ``finish``."""
 
     def __init__(self, terms: Terms, communicator: Communicator):
         self.terms, self._communicator = terms, communicator

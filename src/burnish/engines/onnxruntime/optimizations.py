@@ -1,10 +1,9 @@
 """Limit ONNX Runtime's graph rewrites at loading, and recover graphs that they broke.
 
-An optimizer of ONNX Runtime that mistakes one graph for another makes it fail, at loading or for some shapes, or changes its
-results. Against failures, a graph that fails is run once without any optimization. If it then runs, it is reopened permanently
-with fewer, down to none; if it fails again, ONNX Runtime is not at fault, and the graph is kept. Against changed results, which
-nothing reports, the optimizers that are known for them are disabled from the start, and ``OnnxRuntimeEngine(verify=True)``
-compares the first run of each graph with one without optimizations.
+A wrong rewrite makes a graph fail, at loading or for some shapes, or changes its results. A graph that fails is run once without
+optimizations; if it then runs, it is reopened permanently with fewer, down to none. Optimizers that are known to change results
+are disabled from the start, and ``OnnxRuntimeEngine(verify=True)`` compares the first run of each graph with one without
+optimizations.
 """
 
 from __future__ import annotations

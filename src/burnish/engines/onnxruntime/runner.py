@@ -1,13 +1,12 @@
 """A program opened on ONNX Runtime, with the state in OrtValues.
 
-A small state has two buffers for each entry that a step updates. A step reads the current set and writes the other through I/O
-binding; then the sets change roles. No parameter is copied, and a failed step leaves the current set unchanged.
+A small state has two sets of buffers: a step reads one and writes the other through I/O binding; then they change roles. No
+parameter is copied, and a failed step leaves the current set unchanged.
 
 A large state has one. A step runs ``grad``, checks the loss, and runs ``apply``, which overwrites the present values if that is
-safe (``analysis.in_place``). A failure in ``grad``, or a loss that is not finite, leaves the state unchanged.
+safe (``analysis.in_place``).
 
-An entry that a step updates in a few rows has one buffer, in both sets: the step returns the rows, which are written after it has
-succeeded.
+An entry that a step updates in a few rows has one buffer: the step returns the rows, which are written after it has succeeded.
 """
 
 from __future__ import annotations

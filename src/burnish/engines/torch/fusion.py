@@ -1,6 +1,4 @@
-"""Rewrite a lowered graph for the engine's own kernels.
-
-Each family of kernels has its turn; nodes without a matching kernel do not change.
+"""Rewrite a lowered graph for the engine's own kernels, one family after another.
 
 On a GPU, sums of long rows become one reduction. Lowering sums a row in blocks, and then the block sums, to keep rounding errors
 small for sequential addition. A GPU sums a row as a tree, with errors as small, and each stage would be another dependent kernel.

@@ -1,10 +1,9 @@
 """In-place updates of the state: an optimizer's update is removed from the step's graph, and overwrites its operands.
 
-A graph makes new values and keeps old ones; with a copy of every parameter and slot, a step needs twice the memory of the state.
-Here, the other operands of an update, mainly gradients, become outputs of the graph instead. The runner checks the loss, and then
-runs the updates, when nothing reads the old values any more. All of them run in one call, which also copies small next values,
-such as the step counter, over the present ones. Most parameters are too small for a call each, and an interrupt arrives before or
-after the call, when the state is complete.
+A graph makes new values and keeps old ones, so a step would need twice the memory of the state. Here, the other operands of an
+update, mainly gradients, become outputs of the graph. The runner checks the loss, and then runs all updates in one call, which
+also copies small next values, such as the step counter. Most parameters are too small for a call each, and an interrupt arrives
+before or after the call, when the state is complete.
 """
 
 from __future__ import annotations

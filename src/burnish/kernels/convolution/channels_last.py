@@ -73,9 +73,7 @@ class _BatchNorm:
     """A kernel of batch normalization, or of a part of it.
 
     Attributes:
-        operator: operator of its nodes.
-        images: positions of the operands that are images.
-        results: positions of the outputs that are images.
+        images, results: positions of the operands and outputs that are images.
         x: position of the layer's own operand.
     """
 
@@ -503,9 +501,7 @@ def _is_wide(node: ir.Node) -> bool:
 def _windows(node: ir.Node, kernel_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]] | None:
     """Return the attributes of a node with windows, including defaults; None if they depend on unknown sizes.
 
-    Args:
-        node: a convolution, a gradient of one, or a pool.
-        kernel_shape: used if the node has no such attribute.
+    ``kernel_shape`` is used if the node has no such attribute.
     """
     kernel_shape = tuple(attribute_value(node, "kernel_shape", kernel_shape))
     rank = len(kernel_shape)

@@ -2,18 +2,18 @@
 kernels.
 
 For the layers of image networks, the ways were compared, and the resulting rules are here. For other convolutions, such as
-signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times slower than another.
+signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times slower than another,
+so the way is measured.
 
-With channels last, a 1x1 convolution multiplies the pixels by the kernels, and the gradient of any kernels is one product for
-each of their pixels. Both gradients of a 1x1 convolution are products with that of its results, which is read once for both. For
-a 1x1 convolution, the batch decides which way is faster, so it is chosen at run time.
+With channels last, a 1x1 convolution multiplies the pixels by the kernels, and both its gradients are products with that of its
+results, which is read once for both. The gradient of any kernels is one product for each of their pixels. The batch decides which
+way is faster for a 1x1 convolution, so it is chosen at run time.
 
-The kernels for Winograd's minimal filtering (3x3) are selected here by the declared shapes; whether these are large enough is
-known at run time, and left to the kernels.
+Winograd's minimal filtering (3x3) is selected by the declared shapes; the kernels check at run time that these are large enough.
 
-Depthwise convolution has its own kernels, which compute both gradients in one pass over dy. They support one square kernel of 3x3
-or 5x5 per channel, without dilation, a stride of 1 or 2, and at least 16 channels, in float32 or bfloat16, where memory is the
-limit. They are faster than oneDNN for MobileNetV2's layers, 3x3 in float32; 5x5 and bfloat16 were not timed. All others use ATen.
+Depthwise kernels compute both gradients in one pass over dy. They support one square kernel of 3x3 or 5x5 per channel, without
+dilation, a stride of 1 or 2, and at least 16 channels, in float32 or bfloat16, where memory is the limit. They are faster than
+oneDNN for MobileNetV2's layers, 3x3 in float32; 5x5 and bfloat16 were not timed. All others use ATen.
 """
 
 from __future__ import annotations

@@ -244,8 +244,7 @@ class _FusedLayer:
 
     Attributes:
         y, inverse_std, saved: outputs of the fused node.
-        bias: bias of the layer.
-        behind: operators after it before fusion.
+        behind: operators after the layer before fusion.
     """
 
     y: ir.Value

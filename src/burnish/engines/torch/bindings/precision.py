@@ -1,12 +1,12 @@
 """Mixed precision: the place of its casts, and computation in float32 if PyTorch has no fast kernels for sixteen bits.
 
 PyTorch uses oneDNN for sixteen-bit convolutions and products if the processor has vectors for them. Otherwise oneDNN emulates
-these, or PyTorch's own loops multiply, which are many times slower than those for float32 and round between terms. In that case
-the operands are cast before a product, which sums in float32 like the program, and its result is rounded after it. Values kept
-from the forward to the backward pass still have sixteen bits.
+these, or PyTorch's own loops multiply, which are many times slower than those for float32 and round between terms. Then the
+operands are cast before a product, which sums in float32, and its result is rounded after it. Values kept for the backward pass
+still have sixteen bits.
 
-These casts are ``burnish.CastApart``, which is never fused into a chain of elementwise operators: fusion would remove the
-rounding in some places, and a recomputed layer would have other bits.
+These casts are ``burnish.CastApart``, which is never fused into a chain of elementwise operators: that would remove some
+roundings, and recomputed layers would have other bits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The engine's own kernels in C++, built when burnish is installed, or once at their first call and then kept.
+"""The engine's own kernels in C++, built when burnish is installed, or once at their first call and then cached.
 
-They are kept in the user's cache. Their shared headers are next to this file, their sources in ``bindings``.
-
-They run on PyTorch's own thread pool. Without a compiler, the engine uses ATen's operators, and warns once (``KernelWarning``).
+Their shared headers are next to this file, their sources in ``bindings``. They run on PyTorch's own thread pool. Without a
+compiler, the engine uses ATen's operators, and warns once (``KernelWarning``).
 
 Kernels are written to compile quickly, so that the first run on a machine does not wait for them:
 

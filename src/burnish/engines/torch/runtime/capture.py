@@ -1,11 +1,8 @@
 """A step that is recorded once per shape of the batch and then replayed: on CUDA, as one CUDA graph.
 
-A recording reads and writes fixed memory: the tensors of the state, random key, hyperparameters and batch, and of the step's
-outputs, do not move. The next state is copied into the state only after the loss was read back and found finite; until then, the
-state is that from before the step. A step that writes in place (``inductor.InPlaceStep``) handles that itself, and nothing is
-copied.
-
-A ``Recorder`` makes the recordings: ``CudaRecorder`` on a GPU.
+A recording reads and writes fixed memory: the tensors of the state, random key, hyperparameters, batch and outputs do not move.
+The next state is copied into the state only after the loss was read back and found finite. A step that writes in place
+(``inductor.InPlaceStep``) handles that itself.
 """
 
 from __future__ import annotations

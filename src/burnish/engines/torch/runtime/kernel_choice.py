@@ -1,12 +1,12 @@
 """The choice between several ways to compute the same, measured once on a machine and remembered in a file.
 
 Ways differ in the order of summation, and so in the last bits of their results. If another run made another choice, training
-could not be resumed bit for bit. So a way is measured only if the choice can be remembered; if the file is disabled or cannot be
-written, the usual way is taken.
+could not be resumed bit for bit. So if the file is disabled or cannot be written, nothing is measured, and the usual way is
+taken.
 
 The file is JSON, in the folder of the engine's other files. ``BURNISH_KERNEL_CHOICES`` names another file, or is ``off``.
-Malformed content is ignored and replaced. If several processes need the same choice at once, one holds the lock and measures, and
-the others read its result.
+Malformed content is ignored and replaced. If several processes need the same choice at once, one of them measures it under a
+lock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Kept pages: tensors of a step reuse the memory of the previous step, instead of new pages from the operating system.
 
 glibc returns every large block when it is freed, and a new page costs as much as filling it: a quarter to a half of a step. With
-the engine's own kernels, large CPU tensors of burnish's graphs come from an allocator among these (``allocator.cpp``), and all
-others from the usual one. It also refuses allocations that exceed the memory of the machine or a limit of the process's control
-groups, for which the system would kill the process. Without the kernels, glibc is told to keep its heap, for the whole process,
-and nothing is refused.
+the engine's own kernels, large CPU tensors of burnish's graphs use its allocator (``allocator.cpp``), which also refuses
+allocations beyond the memory of the machine or a control group, where the system would kill the process. Without the kernels,
+glibc keeps its heap, for the whole process, and nothing is refused.
 """
 
 from __future__ import annotations

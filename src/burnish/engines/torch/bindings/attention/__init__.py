@@ -1,11 +1,10 @@
 """Scaled dot-product attention without a matrix of probabilities: CPU kernels that keep one number per query.
 
 The probabilities of a block of queries stay in the cache, and the gradient recomputes them (Dao et al. 2022, FlashAttention). The
-functions are called at run time, when sizes are known. The engine has its own kernel (``attention.cpp``); PyTorch's is used if
-the own one was not measured to be faster, or cannot be built.
+engine's own kernel (``attention.cpp``) or PyTorch's is chosen at run time, by size.
 
-PyTorch's kernels give zeros for a query without a probability: one whose scores are NaN, or all -infinity. Its NaN must reach the
-loss. The logarithm of such a query is not finite, or is zero; these cases are computed with explicit probabilities.
+PyTorch's kernels give zeros for a query whose scores are NaN, or all -infinity, but its NaN must reach the loss. The logarithm of
+such a query is not finite, or is zero; these cases are computed with explicit probabilities.
 """
 
 from __future__ import annotations

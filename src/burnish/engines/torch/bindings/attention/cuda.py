@@ -1,11 +1,11 @@
 """Scaled dot-product attention on CUDA without a matrix of probabilities, with PyTorch's forward and backward kernels.
 
 Flash attention (Dao et al. 2022) takes sixteen bits, with no mask or a causal one. The memory-efficient kernels (Rabe and Staats
-2021) take float32, whose products are composed of three in TF32, and any mask that is added to the scores. Dtype and mask alone
-decide which one runs, so that a graph is the same on every card that has both.
+2021) take float32, whose products are composed of three in TF32, and any mask that is added to the scores. Only dtype and mask
+decide which one runs, so a graph is the same on every card that has both.
 
-Both give zeros for a query that may see no key, but ONNX requires NaN. Such queries are found from their mask, on the device and
-without synchronization. A query whose scores overflow to -infinity, which takes products beyond float32, stays zero.
+Both give zeros for a query that may see no key, but ONNX requires NaN. Such queries are found from their mask, on the device. A
+query whose scores overflow to -infinity stays zero.
 """
 
 from __future__ import annotations

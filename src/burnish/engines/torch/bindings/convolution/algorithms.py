@@ -4,10 +4,9 @@ with a matrix of windows.
 The speed of oneDNN for the same convolution depends on the layout, on the longer axis and on the number of threads; some cases
 use its reference code, which is a hundred times slower. All ways compute the same sums, in another order.
 
-``convolve``, ``transposed`` and the two gradients take the fastest way for their sizes on this machine: they are called at run
-time, when sizes are known. Operands are images [N, C, H, W] or volumes [N, C, D, H, W] in any layout; signals [N, C, L] are
-images of one row. Results have channels last. Gradients of weights have the layout of the state: channels last for image kernels,
-C order for all others.
+The functions take the fastest way for their sizes on this machine. Operands are images [N, C, H, W] or volumes [N, C, D, H, W] in
+any layout; signals [N, C, L] are images of one row. Results have channels last. Gradients of weights have the layout of the
+state: channels last for image kernels, C order for all others.
 """
 
 from __future__ import annotations

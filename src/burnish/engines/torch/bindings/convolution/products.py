@@ -1,11 +1,9 @@
-"""1x1 convolutions, and gradients in bfloat16, by the engine's own kernels or as matrix products, whichever is fastest.
+"""1x1 convolutions, and gradients in bfloat16, by the engine's own kernels or as matrix products, whichever is fastest at run
+time.
 
 For few pixels, matrix products beat oneDNN's convolutions, which reorder their kernels each time; the engine's own kernel does so
-for many pixels and enough output channels.
-
-In bfloat16, the kernel ``convolution_weights_bfloat16.cpp`` computes gradients of the weights. The input gradient of a strided
-1x1 convolution is a product at the pixels that it read, surrounded by zeros. The functions are called at run time, when sizes are
-known; if neither was measured to win, oneDNN computes the gradients.
+for many pixels and enough output channels. In bfloat16, the kernel ``convolution_weights_bfloat16.cpp`` computes gradients of the
+weights. The input gradient of a strided 1x1 convolution is a product at the pixels that it read, surrounded by zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Embedding tables: row lookups, sums of the gradients of equal rows, and in-place updates of these rows.
 
-For an in-place update, the optimizer's computation for the rows of a batch is removed from the step's graph. The graph returns
-the gradient as it comes from the lookups instead: an index and a row for each. After the loss was found to be finite, one call of
-the kernel sums the gradients of equal rows, and reads and writes each row of each table and of its slots once.
+For an in-place update, the graph returns the gradient as it comes from the lookups: an index and a row for each. After the loss
+was found to be finite, one call of the kernel sums the gradients of equal rows, and reads and writes each row of each table and
+of its slots once.
 """
 
 from __future__ import annotations
@@ -204,11 +204,6 @@ def _computed(places: ir.Value, rows: Mapping[ir.Value, ir.Value]) -> _Computed 
 
 class _Computed:
     """The computation of the next rows of a table and its slots, as a program of the kernel.
-
-    Args:
-        unsqueezed: the node that returns the row indices.
-        summed: the node that sums the gradient.
-        rows: the next rows of each table or slot that is written.
 
     Attributes:
         nodes: the nodes that compute the next rows from the sums.

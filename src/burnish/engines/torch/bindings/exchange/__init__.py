@@ -1,12 +1,10 @@
 """Exchanges with other workers (``burnish.engines.communicator``), and kernels for shared memory between workers of one machine.
 
-All operands of an exchange are sent in one buffer. Images are stored in it with channels last, the layout of gradients of
-convolutions: nothing is transposed, and every worker has the same order.
+All operands of an exchange are sent in one buffer, images with channels last, the layout of gradients of convolutions. Rows of
+tables are sent as bytes, for all tables together.
 
-Rows of tables, of which each worker may have any number, are sent as bytes, for all tables together.
-
-In a distributed table, row ``r`` is on worker ``r % workers``, at place ``r // workers`` of its part. Neighbouring rows are on
-different workers, which balances the load even if the most frequent rows have the lowest indices.
+In a distributed table, row ``r`` is on worker ``r % workers``, at place ``r // workers`` of its part, which balances the load
+even if the most frequent rows have the lowest indices.
 """
 
 from __future__ import annotations
@@ -479,10 +477,6 @@ class ScatterRows(torch.nn.Module):
 class _Route:
     """The rows of a table that are exchanged with each worker.
 
-    Args:
-        indices: row indices, int64 [n].
-        workers: number of workers.
-
     Attributes:
         order: positions of the indices, sorted by the worker that holds the row.
         places: the rows' places on that worker, in that order.
@@ -530,13 +524,7 @@ def _answering(counts: Counts) -> Counts:
 
 
 def _exchanged(communicator: Communicator, tensors: Sequence[torch.Tensor], counts: Counts) -> list[torch.Tensor]:
-    """Send each worker its rows of each tensor, and return the received ones in rank order.
-
-    Args:
-        communicator: connection to the other workers.
-        tensors: rows, in the order of their receivers.
-        counts: numbers of rows for all workers.
-    """
+    """Send each worker its rows of each tensor (in receiver order), and return the received ones in rank order."""
     workers, rank = range(communicator.size), communicator.rank
     sizes = [[_packed_size(tensors, [table[to] for table in counts[giver]]) for to in workers] for giver in workers]
     buffer = tensors[0].new_empty(sum(sizes[rank]), dtype=torch.uint8)
