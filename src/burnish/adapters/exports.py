@@ -132,7 +132,6 @@ def _drop_scaling(graph: ir.Graph, b: ir.Value) -> None:
 
 
 def _open_rank(adapter: Adapter, value: ir.Value, part: str) -> None:
-    """Make the rank of A or B symbolic, also in values computed from A."""
     axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
     shape = value.shape
     assert shape is not None

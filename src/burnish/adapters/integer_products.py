@@ -78,7 +78,6 @@ def _write(graph: ir.Graph, products: Collection[_Product]) -> None:
 
 
 def _scalar(number: Tensor | None) -> Tensor | None:
-    """Return a one-element tensor as a scalar."""
     if number is None or not number.rank:
         return number
     return number.builder.op("Reshape", number, number.builder.integers([]))
@@ -125,7 +124,6 @@ def _product(node: ir.Node) -> _Product | None:
 
 
 def _grid(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return scale and zero point of a quantized activation; None for other integers."""
     node = producer_of(value, "DynamicQuantizeLinear", "QuantizeLinear")
     if node is None:
         return None, None

@@ -153,7 +153,6 @@ def _matches(names: Sequence[str], pattern: str) -> bool:
 
 
 def _layer(node: ir.Node) -> Layer | str:
-    """Return the layer at a node, or the reason why it is not adaptable."""
     place = 0 if node.op_type == "Gather" else 1
     weight = node.inputs[place]
     assert weight is not None

@@ -257,7 +257,6 @@ def _standing_in(
     result: ir.Value,
     readers: Sequence[tuple[ir.Node, int]],
 ) -> Adapter:
-    """Replace the output of a layer by another value, which takes over its name."""
     name = base_output.name or ""
     for reader, index in readers:
         reader.replace_input_with(index, result)
@@ -295,5 +294,4 @@ def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
 
 
 def _reads_unknown(layer: Layer) -> bool:
-    """True if a MatMul reads a value of unknown shape."""
     return layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None

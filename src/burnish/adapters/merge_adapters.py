@@ -112,7 +112,6 @@ class _Merging:
         return merged
 
     def _placed(self, adapter: Adapter, operand: ir.Value, merged: np.ndarray) -> ir.Value:
-        """Insert a merged weight for a layer's nodes; return the value they read."""
         source = self._graph.initializers.get(adapter.weight)
         order = None if source is None else _order_from(operand, source)
         nodes = self._nodes[adapter.layer]
@@ -136,7 +135,6 @@ class _Merging:
         return operand
 
     def _merge_scale(self, adapter: Adapter, node: ir.Node, scale: np.ndarray) -> None:
-        """Remove the scale of a layer's input, or multiply it into the bias."""
         if adapter.feedforward:
             product = producer_of(node.inputs[0], "Mul")
             if product is None:

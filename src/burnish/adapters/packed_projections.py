@@ -81,7 +81,6 @@ def _together(held: PeftAdapters, projections: Mapping[str, str], layer: Layer) 
 
 
 def _begins(outputs: Mapping[str, int], whole: int) -> dict[str, int] | None:
-    """Return the first output of each projection in a packed layer; None if they do not fit."""
     counts = dict(outputs)
     for one, other in ("kv", "vk"):
         if one not in counts and other in counts:

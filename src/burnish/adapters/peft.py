@@ -154,7 +154,6 @@ def merge_adapters(source: Source) -> ir.Model:
 
 
 def _read(path: Path) -> dict[str, PeftAdapters]:
-    """Return the adapters of a PEFT folder, or of each component of a file."""
     if path.is_dir() or path.suffix != ".safetensors":
         return {"": read_peft(path)}
     if path.name == WEIGHTS and (path.parent / CONFIGURATION).is_file():
@@ -165,7 +164,6 @@ def _read(path: Path) -> dict[str, PeftAdapters]:
 def _component(
     path: Path, held: Mapping[str, PeftAdapters], component: str | None, names: Names, layers: Sequence[Layer]
 ) -> PeftAdapters:
-    """Return the component of a file that fits the model."""
     if component is not None:
         if component not in held:
             listed = ", ".join(f"'{name}'" for name in held)
@@ -220,7 +218,6 @@ def _warn_of_packed(path: Path, read: PeftAdapters, held: PeftAdapters) -> None:
 
 
 def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
-    """Return the layers of a module: one, or several that share a weight."""
     found = _found(module, names, layers, held)
     if not found or len({layer.name for layer in found}) > 1:
         present = list(dict.fromkeys(layer.name for layer in layers if _is_of_kind(layer, module, held)))
@@ -345,7 +342,6 @@ def _is_weight_of(layer: Layer, names: Names, parameter: str) -> bool:
 
 
 def _hold_one(sharing: Sequence[Layer], names: Names, held: PeftAdapters) -> bool:
-    """True if the file's arrays for layers with a shared weight are all equal."""
     arrays = [array for name, array in held.others.items() if any(_is_weight_of(layer, names, name) for layer in sharing)]
     return all(np.array_equal(arrays[0], array) for array in arrays[1:])
 

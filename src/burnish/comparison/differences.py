@@ -110,7 +110,6 @@ class Differences:
         return check
 
     def _directions(self, gradient: np.ndarray, probes: int) -> Iterator[tuple[np.ndarray, float]]:
-        """Yield directions, and the scale of errors along each."""
         largest = float(np.max(np.abs(gradient), initial=0.0))
         elements = np.arange(gradient.size)
         if gradient.size > probes:

@@ -230,7 +230,6 @@ class _Run:
     def _results(
         self, name: str, runner: ProgramRunner, feeds: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
     ) -> Arrays:
-        """Return figures, gradients and the next state of an engine by name."""
         asked = {entry.name: np.asarray(feeds[entry.name]) for entry in self.program.signature["grad"].inputs}
         outputs = self.gradient_runners[name].step(asked)
         gradients = {gradient: outputs[gradient] for gradient in self.gradients}
@@ -309,7 +308,6 @@ class _Run:
         return [name for name in outputs if name in present]
 
     def _measure(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, Arrays]) -> None:
-        """Record every engine's error against the step in float64."""
         wide = {name: np.asarray(array).astype(np.float64) if _is_floating(array) else array for name, array in inputs.items()}
         reference, outputs = registry.get("reference"), Arrays()
         for graph in ("grad", "step"):
@@ -325,7 +323,6 @@ class _Run:
 
 
 def _by_name(engines: Sequence[str | Engine]) -> dict[str, Engine]:
-    """Return the engines by name; repeated names are numbered."""
     by_name: dict[str, Engine] = {}
     for asked in engines:
         engine = registry.get(asked)

@@ -327,7 +327,6 @@ def _place(node: ir.Node, output: str, updates: Mapping[str, str]) -> str:
 
 
 def _described(node: ir.Node, output: str) -> str:
-    """Describe a node with its differing output."""
     text = describe_node(node)
     first = next((value.name for value in node.outputs if value.name), None)
     return text if first == output else text.replace(f"(output '{first}')", f"(output '{output}')")

@@ -189,7 +189,6 @@ def _faults(model: ir.Model, point: Arrays, wrt: list[str], probes: int, rtol: f
 
 
 def _differentiated(model: ir.Model, wrt: list[str]) -> list[ir.Node]:
-    """Return the nodes between ``wrt`` and the loss, in graph order."""
     needed = {value for value in model.graph.outputs if value.name == LOSS}
     for node in reversed(list(model.graph)):
         if any(output in needed for output in node.outputs):
@@ -204,7 +203,6 @@ def _differentiated(model: ir.Model, wrt: list[str]) -> list[ir.Node]:
 
 
 def _agrees_alone(node: ir.Node, values: Arrays, probes: int, rtol: float, seed: int) -> bool:
-    """True if the gradients of one node agree with its differences."""
     model, point = single_node_model(node, values)
     graph = model.graph
     outputs = [value for value in differentiable_outputs(next(iter(graph))) if value.name in values and values[value.name].size]

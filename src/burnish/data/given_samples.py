@@ -68,8 +68,6 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class _PictureInMemory:
-    """A Pillow image, decoded in the same way as an image file."""
-
     image: Any
     name: str
 

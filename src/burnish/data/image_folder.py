@@ -97,7 +97,6 @@ def check_parts(folders: Sequence[str], path: Path) -> None:
 
 
 def _notes_on_files(path: Path, files: Sequence[Path]) -> list[str]:
-    """Return notes on images with a doubtful class, and on pictures that are left out."""
     notes: list[str] = []
     deep = {file.parent.relative_to(path) for file in files if file.parent.parent != path}
     if deep:

@@ -288,7 +288,6 @@ def _is_by_input(source: Mapping[str, Any], spec: DataSpec) -> bool:
 
 
 def _column(values: Any) -> np.ndarray:
-    """Return a column as numbers or text; lists of labels become an object array."""
     if are_lists(values):
         lists = np.empty(len(values), object)
         for row, labels in enumerate(values):

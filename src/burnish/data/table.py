@@ -249,7 +249,6 @@ def _described(
 
 
 def _why_raw(entry: Entry, spec: DataSpec) -> str | None:
-    """Return the reason why the columns of a model's only input cannot be standardized; None if they can."""
     if not entry.dtype.is_floating_point():
         return f"the input '{entry.name}' takes {entry.dtype.name}, and standardized numbers are floating-point"
     if entry.name in spec.axes:
@@ -335,7 +334,6 @@ def filled_inputs(
 
 
 def _check_held(columns: Columns, entries: Mapping[str, Entry], source: str) -> None:
-    """Raise DataError, with row and column, for a number that its input cannot hold."""
     for name, column in columns.items():
         entry = entries.get(name)
         if entry is None or column.ndim != 1 or column.dtype.kind not in "iuf" or not entry.dtype.is_floating_point():

@@ -349,7 +349,6 @@ def _strays(name: str, categories: Sequence[str]) -> str | None:
 
 
 def _features_of(entry: Entry) -> int | None:
-    """Return the numbers per sample of an input; None if unknown."""
     extents = [extent for extent in entry.extents[1:] if isinstance(extent, int)]
     return math.prod(extents) if len(extents) == len(entry.extents) - 1 else None
 

@@ -87,14 +87,12 @@ def _describe(model: ir.Model, table: TableDescription) -> None:
 
 
 def _raw(old: ir.Value, name: str, dtype: ir.DataType, shape: ir.Shape) -> ir.Value:
-    """Return a graph input with another's metadata."""
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
     value.metadata_props.update(old.metadata_props)
     return value
 
 
 def _replace(graph: ir.Graph, old: ir.Value, new: Sequence[ir.Value], result: Tensor) -> None:
-    """Replace a graph input by new ones, from which ``result`` is computed."""
     builder, (dtype, shape) = result.builder, (old.dtype, old.shape)
     assert dtype is not None
     made = builder.cast(result, dtype).value
@@ -137,7 +135,6 @@ def _of_numbers(graph: ir.Graph, old: ir.Value, table: TableDescription) -> None
 
 
 def _filled(numbers: Tensor, filled: Tensor, has_fill: Sequence[bool], extents: Sequence[int]) -> Tensor:
-    """Replace NaN and infinities, in the columns that have a replacement."""
     builder = numbers.builder
     missing = builder.op("Or", builder.op("IsNaN", numbers), builder.op("IsInf", numbers))
     if not all(has_fill):

@@ -138,7 +138,6 @@ class Client:
         return shape[self._axis] if self._axis < len(shape) else 0
 
     def _with_features(self, batch: Batch) -> Batch:
-        """Return a batch for the steps, with cached features if the program uses them."""
         features = self._session.features
         return features.batch(batch) if features.names and not batch.keys() >= {*features.names} else batch
 
@@ -156,7 +155,6 @@ class Client:
         return rules_of(self.program, round.sharing)
 
     def _staying(self, rules: Rules) -> list[str]:
-        """Return the entries that steps change and that stay with the client."""
         elsewhere = {*rules.travelling, *rules.anchors, *rules.reset}
         return [name for name in self.program.signature["step"].updates if name not in elsewhere]
 

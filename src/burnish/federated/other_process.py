@@ -133,7 +133,6 @@ class ProcessClient(Client):
         return before
 
     def _run(self, what: str, *paths: Path) -> dict[str, Any]:
-        """Run the command and return its last line of output, parsed as JSON."""
         subject = f"Client {self.number} ({self._command[0]} {what})"
         try:
             done = subprocess.run(

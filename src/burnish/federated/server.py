@@ -226,7 +226,6 @@ class Server:
         self._state, self.number = dict(checkpoint.state), extra["round"]
 
     def _refusal(self, update: Update) -> str:
-        """Return the reason to reject an update; empty if there is none."""
         if update.round != self.number + 1:
             return f"it is of round {update.round}, and this is round {self.number + 1}"
         entries = [entry for entry in self.program.signature.state if entry.name in self._rules.travelling]

@@ -105,7 +105,6 @@ def put_dropout_last(graph: ir.Graph) -> None:
 
 
 def _passes(dropout: ir.Node, reader: ir.Node) -> bool:
-    """True if the only reader of a Dropout commutes with it."""
     is_plain = not any(map(is_used, dropout.outputs[1:]))
     fits = reader.domain == "" and reader.op_type in PASSED and reader.graph is dropout.graph
     return is_plain and fits and len(reader.outputs) == 1 and reader.inputs[0] is dropout.outputs[0]
@@ -136,7 +135,6 @@ def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) ->
 
 
 def _is_read(value: ir.Value, apart: Collection[ir.Node], quantize_outputs: bool) -> bool:
-    """True if a value has a reader of its quantized form."""
     if value.is_graph_output():
         return quantize_outputs
     return any(reader not in apart for reader, _ in value.uses())
@@ -187,7 +185,6 @@ class _Walk:
                 self._add_result(node)
 
     def _joins(self, node: ir.Node) -> bool:
-        """True if a node reads only activations, at least one of them quantized."""
         operands = [value for value in node.inputs if value is not None]
         if not all(value.dtype in FLOATING and constant_array(value) is None for value in operands):
             return False

@@ -194,7 +194,6 @@ def _formats_of(
     first_and_last: Ends | None,
     within_bodies: bool,
 ) -> list[tuple[Layer, WeightFormat]]:
-    """Return the layers to quantize with their weight formats; warn of layers in bodies that are not."""
     found = layers_of(graph.all_nodes())
     left = [layer.node for layer in found if layer.node.graph is not graph and not (within_bodies and _fits(layer, weights))]
     layers = [layer for layer in found if layer.node not in left]
@@ -353,7 +352,6 @@ def _join_biases(graph: ir.Graph) -> None:
 
 
 def _pool(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a mean over all spatial axes by GlobalAveragePool."""
     x = node.inputs[0]
     listed = attribute_value(node, "axes", None)
     array = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else listed
@@ -397,7 +395,6 @@ def remaining_line(model: ir.Model) -> str | None:
 
 
 def _leads_to_integers(reader: ir.Node) -> bool:
-    """True if a node quantizes a weight, perhaps after a reshape into blocks."""
     while not QUANTIZATION.is_on(reader):
         readers = [following for following, _ in reader.outputs[0].uses()]
         if reader.op_type not in ("Reshape", "Transpose") or len(readers) != 1:

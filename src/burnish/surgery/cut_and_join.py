@@ -200,7 +200,6 @@ def _settle_opsets(first: ir.Model, second: ir.Model) -> None:
 
 
 def _changed(model: ir.Model, opset: int) -> ir.Node | None:
-    """Return the first node that is invalid in another opset or changes its meaning there."""
     declared = model.opset_imports[""]
     nodes = (node for node in model.graph.all_nodes() if node.domain == "")
     if opset >= declared:

@@ -86,7 +86,6 @@ def is_moved(value: ir.Value) -> bool:
 
 
 def _operands(node: ir.Node, value: ir.Value, part: Part | None) -> list[tuple[ir.Value, Part | None]] | None:
-    """Return the parts of a node's operands that a part of its result comes from; None if unknown."""
     if node.op_type == "Concat":
         return _joined(node, part)
     source = node.inputs[0] if node.inputs else None
@@ -129,7 +128,6 @@ def _joined(node: ir.Node, part: Part | None) -> list[tuple[ir.Value, Part | Non
 
 
 def _cut(node: ir.Node, value: ir.Value, source: ir.Value) -> Part | None:
-    """Return the range of its source that a Split or Slice along one axis takes."""
     if source.shape is None:
         return None
     rank = len(source.shape)

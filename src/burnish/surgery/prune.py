@@ -160,7 +160,6 @@ def _input_axis(node: ir.Node, weight: ir.Value) -> int:
 
 
 def _groups_kept(weight: ir.Value, node: ir.Node, kept: int, group: int) -> np.ndarray:
-    """Return a mask that keeps ``kept`` weights of each group along a layer's inputs."""
     array, axis = _array(weight), _input_axis(node, weight)
     if array.shape[axis] % group:
         raise ConfigurationError(

@@ -178,7 +178,6 @@ def _spell_out(graph: ir.Graph, pair: _Pair) -> None:
 
 
 def _put(graph: ir.Graph, earlier: ir.Value, value: ir.Value) -> None:
-    """Replace a value by another, also as a model output."""
     is_output = earlier.is_graph_output()
     if is_output and value.is_graph_output():
         builder = Builder(graph)
@@ -214,7 +213,6 @@ class _Pair:
 
 
 def _pair_before(value: ir.Value) -> _Pair | None:
-    """Return the two classes of an output with a single score; None for other outputs."""
     activation: ir.Node | None = None
     node = value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Identity", "Sigmoid"):
@@ -264,7 +262,6 @@ def _is_number(array: np.ndarray | None, number: float) -> bool:
 
 
 def _layer_of(score: ir.Value) -> tuple[ir.Node, ir.Value | None, tuple[ir.Node, ...]] | None:
-    """Return the linear layer that computes a single score, its addend, and the nodes after it."""
     node, bias = score.producer(), None
     between: tuple[ir.Node, ...] = ()
     if node is not None and node.op_type == "Add" and (pair := _added(node)) is not None:
@@ -376,7 +373,6 @@ def _turn_of(node: ir.Node) -> ir.Node | None:
 
 
 def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
-    """Update shapes and constants after the head for the new number of classes."""
     graph = model.graph
     before = {value: value.shape for value in graph.outputs}
     if (turn := _turn_of(head.node)) is not None:

@@ -158,7 +158,6 @@ def _corners(box: Any) -> tuple[float, ...]:
 
 
 def _picture(root: Path, file: Path, name: str) -> Path:
-    """Return the path of a picture, or the first candidate if it does not exist."""
     split = file.stem.removeprefix("instances_")
     within = [file_within(root, f"{folder}{name}", str(file)) for folder in ("", "images/", f"{split}/", f"images/{split}/")]
     if file.parent != root:
