@@ -174,7 +174,6 @@ def _defaults(schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
 
 
 def _infer(node: ir.Node, imports: Mapping[str, int]) -> None:
-    """Infer the outputs of a node, after the nodes inside its subgraphs."""
     inner = bodies(node)
     if not inner:
         infer_outputs(node, imports)

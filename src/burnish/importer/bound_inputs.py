@@ -110,7 +110,6 @@ def _no_input(graph: ir.Graph, name: str, dimensions: list[str]) -> str:
 
 
 def _as_array(value: ir.Value, setting: ArrayLike) -> np.ndarray:
-    """Return the value of an input as an array of its dtype, in the shape given."""
     name, dtype = value.name, value.dtype
     if dtype is None or not isinstance(value.type, ir.TensorType):
         raise ConfigurationError(f"bind: the input '{name}' is no tensor, and only tensors can be fixed to a value: leave it out")
@@ -203,7 +202,6 @@ def _check_broadcast(value: ir.Value, array: np.ndarray) -> None:
 
 
 def _extent(builder: Builder, value: ir.Value, axis: int, array: np.ndarray, others: list[ir.Value]) -> int | Tensor:
-    """Return the extent of an axis, or a tensor that reads it from another input."""
     assert value.shape is not None
     dim = value.shape.dims[axis]
     if isinstance(dim, int):

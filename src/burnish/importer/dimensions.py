@@ -67,7 +67,6 @@ def _is_known(dimension: Any) -> bool:
 
 
 def _counted_dimension(length: ir.Value | None) -> Any:
-    """Return the named open dimension whose extent a single-element value holds, or None."""
     while length is not None and (passing := producer_of(length, *_PASSES_ON)) is not None:
         length = passing.inputs[0]
     picked = producer_of(length, "Gather", "Slice")
@@ -354,7 +353,6 @@ def _asked_by(graph: ir.Graph) -> dict[str | None, tuple[int, str]]:
 
 
 def _extents_of(node: ir.Node) -> Iterator[tuple[str, int, str]]:
-    """Yield the open dimensions in a layer's input, the extent that its parameters require, and the reason."""
     if node.domain != "":
         return
     for same in _same_extents(node):
@@ -373,7 +371,6 @@ def _extents_of(node: ir.Node) -> Iterator[tuple[str, int, str]]:
 
 
 def _same_extents(node: ir.Node) -> Iterator[_Same]:
-    """Yield an operator's constraints on the axes of its operands."""
     rank = _rank(node, 0)
     if rank is None:
         return

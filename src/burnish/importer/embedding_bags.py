@@ -151,7 +151,6 @@ def _write(node: ir.Node, bag: _Bag) -> None:
 
 
 def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
-    """Return the sum or mean that a body computes over the rows of bag ``index``, or None."""
     node = _producer(value)
     if node is None:
         return None
@@ -175,7 +174,6 @@ def _bag(value: ir.Value | None, index: ir.Value) -> _Bag | None:
 
 
 def _decided(node: ir.Node, index: ir.Value) -> _Bag | None:
-    """Return the bag from a body's If: of the branch taken, the branch for nonempty bags, or both if equal."""
     branches = [node.attributes[name].as_graph().outputs[0] for name in ("then_branch", "else_branch")]
     condition = _producer(node.inputs[0])
     if condition is not None and len(condition.inputs) == 2:
@@ -194,7 +192,6 @@ def _decided(node: ir.Node, index: ir.Value) -> _Bag | None:
 
 
 def _rows(value: ir.Value | None, index: ir.Value) -> tuple[_Rows, ir.Value] | None:
-    """Return the rows of a bag and its offsets: sliced from all rows, or gathered at sliced indices."""
     if (cut := _cut(value, index)) is not None:
         return _Rows(value=cut[0]), cut[1]
     factors = None
@@ -256,7 +253,6 @@ def _position(value: ir.Value | None, index: ir.Value) -> int | None:
 
 
 def _is_rest(vector: ir.Value, offsets: ir.Value) -> bool:
-    """True if a vector is the offsets without the first."""
     known, all_known = constant_array(vector), constant_array(offsets)
     if known is not None and all_known is not None:
         return np.array_equal(known, all_known[1:])
@@ -268,7 +264,6 @@ def _is_rest(vector: ir.Value, offsets: ir.Value) -> bool:
 
 
 def _counts_bags(count: ir.Value | None, offsets: ir.Value) -> bool:
-    """True if a number is one less than the number of offsets."""
     difference, known = _producer(count, "Sub"), constant_array(offsets)
     shapes = [value.shape for value in (offsets, _source(offsets)) if value is not None and value.shape is not None]
     extents = [shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)] if known is None else [len(known)]
@@ -324,7 +319,6 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the producer of a value before casts, if it is one of these operators."""
     return producer_of(_source(value), *op_types)
 
 
@@ -340,7 +334,6 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def _axes(node: ir.Node, place: int = 1) -> list[int] | None:
-    """Return the axes of a node, or the integers in another operand; None if it has none."""
     if len(node.inputs) > place and node.inputs[place] is not None:
         known = constant_array(node.inputs[place])
         return [] if known is None else known.tolist()

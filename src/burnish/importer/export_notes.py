@@ -197,7 +197,6 @@ class _Operand(NamedTuple):
 
 
 def _add_bias(nodes: list[ir.Node], name: str, restored: dict[str, ir.Value]) -> None:
-    """Add zeros to the single product or convolution of a call whose zero bias was dropped."""
     products = [node for node in nodes if node.op_type in _BIASED and node.domain == "" and len(node.inputs) == 2]
     if len(products) != 1 or products[0].outputs[0].shape is None or products[0].outputs[0].dtype is None:
         return
@@ -218,7 +217,6 @@ def _initializer(name: str, tensor: ir.TensorProtocol | None) -> ir.Value:
 
 
 def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:
-    """Return the axis order that turns one tensor into the other, empty if they are equal, or None."""
     original, copy = constant_array(source), constant_array(copied)
     if original is None or copy is None or original.dtype != copy.dtype or original.size != copy.size:
         return None
@@ -228,7 +226,6 @@ def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:
 
 
 def _sources(value: ir.Value) -> list[str]:
-    """Return the names from which the exporter's optimizer computed an initializer."""
     try:
         sources = ast.literal_eval(value.metadata_props.get(COMPUTED_FROM, "[]"))
     except (SyntaxError, *UNREADABLE):
@@ -277,7 +274,6 @@ def is_computed(weight: ir.Value) -> bool:
 
 
 def _merged(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """Return the outputs of ``Identity`` nodes that were parameters, in order, with the initializer that each was merged into."""
     merged: dict[ir.Value, ir.Value] = {}
     for node in graph:
         operand = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None

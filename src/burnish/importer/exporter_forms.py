@@ -55,7 +55,6 @@ def restore_exported_functions(model: ir.Model) -> bool:
 
 
 def _accepts(match: Match) -> bool:
-    """True if the bound of a cosine, if any, is small and applies to the lengths of two vectors."""
     return "epsilon" not in match.found or (
         0 < match["epsilon"] <= LONGEST_EPSILON and _is_square(match["a"]) and _is_square(match["b"])
     )
@@ -172,7 +171,6 @@ def join_transpositions(model: ir.Model) -> bool:
 
 
 def _transposes(matrices: ir.Shape | None, batch: ir.Shape | None, result: ir.Shape | None) -> bool:
-    """True if the nodes transpose each matrix of the batch and restore the other axes."""
     if matrices is None or batch is None or result is None:
         return False
     if len(matrices) < 3 or len(batch) != 3 or len(result) != len(matrices):

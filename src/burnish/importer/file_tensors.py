@@ -108,7 +108,6 @@ def large_constant(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
-    """True if a tensor has more bytes than inference reads; texts, which have no byte count, are small."""
     return tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
 
 

@@ -213,7 +213,6 @@ def _passed(
     noted: Mapping[str, str],
     made: Mapping[ir.Value, list[ir.Value]],
 ) -> _Prepared | None:
-    """Return the state of data after a preprocessing node; None after any other."""
     if node.domain != "" or (len({each.source for each in found}) > 1 and node.op_type != "Concat"):
         return None
     has_basis, before = any(each.has_basis for each in found), _all_of(found)
@@ -256,7 +255,6 @@ def _all_of(found: Iterable[_Prepared]) -> frozenset[ir.Value]:
 
 
 def _origins_of_result(node: ir.Node, made: Mapping[ir.Value, list[ir.Value]]) -> list[ir.Value] | None:
-    """Return the constants that a constant is computed from; None if the node does not compute one."""
     if node.domain != "" or node.op_type not in MOVES_DATA | OF_CONSTANTS:
         return None
     operands = [value for value in (node.inputs[:1] if node.op_type in MOVES_DATA else node.inputs) if value is not None]

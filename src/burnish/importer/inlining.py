@@ -244,7 +244,6 @@ def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
 
 
 def _restore_names(graph: ir.Graph) -> None:
-    """Restore the original names of weights lifted out of bodies, if they are free now."""
     renamed = [value for value in graph.initializers.values() if NAME_IN_BODY.get(value) not in (None, value.name)]
     if not renamed:
         return

@@ -161,7 +161,6 @@ def load(
 
 
 def _file_of(source: Source) -> tuple[str, int]:
-    """Return the name of the source and its size in bytes; 0 for objects, which are copied."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the bytes", len(source)
     if not isinstance(source, str | os.PathLike):

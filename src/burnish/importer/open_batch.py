@@ -189,7 +189,6 @@ def _check_drawn(node: ir.Node) -> None:
 
 
 def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
-    """Replace the graph outputs, with a leading sample axis if the samples are in an additional axis."""
     opened: dict[ir.Value, Operand] = {}
     for position, output in enumerate(graph.outputs):
         operand = opening.operand(output)

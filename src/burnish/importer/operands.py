@@ -176,7 +176,6 @@ def weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]
 
 
 def _stands_for_nothing(node: ir.Node, index: int, operand: ir.Value) -> bool:
-    """True for the constant scale 1 or bias 0 of a normalization layer without them."""
     if not node.op_type.endswith("Normalization") or index not in (1, 2):
         return False
     array = constant_array(operand) if operand.producer() is not None else None
@@ -300,7 +299,6 @@ def _hold_scale_or_shift(graph: ir.Graph, node: ir.Node, scaled: set[ir.Value]) 
 
 
 def _hold(graph: ir.Graph, value: ir.Value | None) -> bool:
-    """Turn the filled source of a value into an initializer; return True if it is an initializer now."""
     if value is None:
         return False
     value = origin_of(value, PASSED_ON)

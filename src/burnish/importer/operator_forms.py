@@ -239,7 +239,6 @@ def _padded_to(tensor: Tensor, output_shape: Tensor, counted: Extents, target: E
 
 
 def _pooled(node: ir.Node) -> ir.Value | None:
-    """Return the input of the MaxPool that a node's indices come from, if known."""
     indices = node.inputs[1]
     maker = None if indices is None else producer_of(origin_of(indices, {"Identity"}), "MaxPool")
     if maker is None:
@@ -253,7 +252,6 @@ def _pooled(node: ir.Node) -> ir.Value | None:
 
 
 def _natural_extents(node: ir.Node) -> Extents:
-    """Return the spatial extents that follow from the data and the attributes; None for symbolic ones."""
     kernel = attribute_value(node, "kernel_shape", ())
     rank = len(kernel)
     strides, pads = attribute_value(node, "strides", [1] * rank), attribute_value(node, "pads", [0] * 2 * rank)

@@ -128,7 +128,6 @@ def batch_normalization_over_channels(node: ir.Node) -> None:
 
 
 def _flattened(node: ir.Node, operand: ir.Value) -> ir.Value:
-    """Return a scale, bias, mean or variance as a vector, in place if only this layer reads it."""
     array = constant_array(operand) if operand.is_initializer() and len(operand.uses()) == 1 else None
     if array is None:
         return _emit(node, "Reshape", [operand, _integers(node, [-1])])

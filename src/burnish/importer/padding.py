@@ -171,8 +171,6 @@ def drop_windows_in_padding(model: ir.Model) -> bool:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One spatial axis of a pool; ``size`` is None if symbolic."""
-
     size: int | None
     begin: int
     end: int

@@ -189,7 +189,6 @@ def _empty(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _external(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    """Return an empty external tensor in place of a large one."""
     if tensor.dtype == ir.DataType.STRING or tensor.nbytes <= SMALL:
         return tensor
     return ir.ExternalTensor("", None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)

@@ -145,7 +145,6 @@ class _Resolution:
         return True
 
     def choose(self, node: ir.Node, sequence: ir.Value) -> Tensor | None:
-        """Return the element at a computed position; None if element shapes differ or are unknown."""
         builder = self.builder(node)
         place = node.inputs[1]
         assert place is not None
@@ -165,7 +164,6 @@ class _Resolution:
         return builder.op("Gather", builder.tensor(self.stacks[sequence].value), builder.tensor(place), axis=0)
 
     def elements_of(self, sequence: ir.Value) -> list[ir.Value] | None:
-        """Return the elements as values available before the sequence; None if unknown."""
         if sequence not in self.elements:
             self.elements[sequence] = self._find_elements(sequence)
         return self.elements[sequence]
@@ -215,7 +213,6 @@ class _Resolution:
         return [piece.value for piece in pieces]
 
     def cut(self, node: ir.Node, sequence: ir.Value, position: int) -> Tensor | None:
-        """Return one piece of a split along an axis of unknown extent."""
         split = producer_of(sequence, "SplitToSequence")
         if split is None:
             return None
@@ -239,7 +236,6 @@ def _operands(split: ir.Node) -> tuple[ir.Value | None, int, int | None]:
 
 
 def _joins_again(split: ir.Node, axis: int, as_new: bool) -> bool:
-    """True if joining the pieces along an axis, new or not, restores the split value."""
     x, along, _ = _operands(split)
     if x is None or as_new != _drops_axis(split):
         return False
@@ -316,7 +312,6 @@ def _built_list(loop: ir.Node, fixed: Container[object]) -> _BuiltList | None:
 
 
 def _elements(sequence: ir.Value) -> tuple[ir.Value, ...] | None:
-    """Return the elements of a list constructed at once or by appending; None for others."""
     made = producer_of(sequence, "SequenceEmpty", "SequenceConstruct", "SequenceInsert")
     if made is None:
         return None
@@ -352,7 +347,6 @@ def _may_be_stacked(result: ir.Value, element: ir.Value, earlier: Sequence[ir.Va
 
 
 def _stack(model: ir.Model, loop: ir.Node, built: _BuiltList) -> ir.Node:
-    """Replace a list state of a loop by a scanned output; return the new loop."""
     body, element = loop.attributes["body"].as_graph(), built.insertion.inputs[1]
     graph = loop.graph
     assert element is not None
@@ -389,7 +383,6 @@ def _stack(model: ir.Model, loop: ir.Node, built: _BuiltList) -> ir.Node:
 
 
 def _after(builder: Builder, built: _BuiltList, stacked: ir.Value) -> ir.Value:
-    """Return the elements from before the loop followed by the loop's, in the order of insertion."""
     first = builder.integers([0])
     earlier = reversed(built.earlier) if built.in_front else built.earlier
     rows = [builder.op("Unsqueeze", builder.tensor(value), first) for value in earlier]
@@ -480,7 +473,6 @@ def hold_optional_inputs(model: ir.Model) -> bool:
 
 
 def _held(value: ir.Value | None) -> tuple[bool, ir.Value | None]:
-    """Return True if the content of a value is known, and the content, None for nothing."""
     if value is None:
         return True, None
     made = producer_of(value, "Optional")

@@ -99,7 +99,6 @@ def _dimensions(node: ir.Node) -> np.ndarray:
 
 
 def _move(node: ir.Node, elements: dict[ir.Value, np.ndarray], opset: int) -> np.ndarray | None:
-    """Move numbers that represent elements through a node, and return the resulting elements."""
     sources = MOVES[node.op_type]
     pool: list[Element] = []
     arrays: dict[str, np.ndarray] = {}

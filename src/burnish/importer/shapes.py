@@ -237,7 +237,6 @@ def _infer_plainly(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _first_failing(proto: onnx.ModelProto) -> str:
-    """Return the main graph's node at which inference fails, by bisection, if the message names none."""
     nodes = list(proto.graph.node)
     passing, failing = 0, len(nodes)
     part = onnx.ModelProto()

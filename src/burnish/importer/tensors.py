@@ -300,7 +300,6 @@ def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def _attributes(model: ir.Model) -> Iterator[tuple[str, MutableMapping[str, ir.Attr]]]:
-    """Yield the attributes of functions, and of nodes with the name of their result."""
     for function in model.functions.values():
         yield function.name, function.attributes
     for nodes in (model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values())):
@@ -335,7 +334,6 @@ def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None) -> ir.TensorProtocol:
-    """Return the tensor with its data, little-endian as in all ONNX files."""
     dtype = tensor.dtype.numpy()
     elements = np.frombuffer(payload.data, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
     array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())

@@ -192,7 +192,6 @@ def _widen(node: ir.Node) -> None:
 
 
 def _keep_bits(node: ir.Node, operand: ir.DataType | None) -> None:
-    """Let a bit-copying node read its operand in the original type, and convert its output."""
     graph, source, result = node.graph, node.inputs[0], node.outputs[0]
     assert graph is not None
     assert source is not None

@@ -91,8 +91,6 @@ class _Layer:
 
 @dataclass
 class _Walk:
-    """State of one walk over a graph in order; ``wide`` is the dtype of values between two roundings."""
-
     graph: ir.Graph
     wide: ir.DataType
     has_changed: bool = False
@@ -107,7 +105,6 @@ class _Walk:
         self._replace(node.outputs[0], self._integers(builder, chain, target))
 
     def visit_unrounded(self, node: ir.Node) -> None:
-        """Compute a product with an unrounded result from integers, like QGemm and MatMulIntegerToFloat."""
         output = node.outputs[0]
         reader = next(iter(output.uses()))[0] if is_read_once(output) and node.op_type == "Gemm" else None
         normalization = reader if reader is not None and reader.op_type == "BatchNormalization" else None
@@ -196,7 +193,6 @@ class _Walk:
     def _folded(
         self, builder: Builder, normalization: ir.Node, scale: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the signs of integers, scales and bias after folding batch normalization as an export does."""
         gain, shift, mean, variance = (builder.cast(_operand(builder, normalization, index), self.wide) for index in range(1, 5))
         epsilon = float(attribute_value(normalization, "epsilon", 1e-5))
         factor = gain / builder.op("Sqrt", variance + epsilon)

@@ -84,7 +84,6 @@ def _together(first: _Sum, second: _Sum) -> _Sum | None:
 
 
 def _padded_part(pad: ir.Node) -> _Sum | None:
-    """Return the part that a ``Pad`` extends with zeros along one axis of static extent; None for any other ``Pad``."""
     value, pads, filling, axes = (*pad.inputs, None, None)[:4]
     widths = constant_array(pads)
     if attribute_value(pad, "mode", "constant") != "constant" or axes is not None or not _is_zero(filling):

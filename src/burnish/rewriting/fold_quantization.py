@@ -195,7 +195,6 @@ class _Folding:
     def _fold_normalization(
         self, layer: ir.Node, integers: np.ndarray, scale: np.ndarray, axis: int, mark: QuantizationMark
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fold the factor of batch normalization into integers and scales, and its shift into the bias."""
         output = layer.outputs[0]
         normalization = next((reader for reader, _ in output.uses()), None)
         if normalization is None or not is_read_once(output) or not _is_normalization(normalization, output):
@@ -262,7 +261,6 @@ class _Folding:
 
 
 def _leaves(value: ir.Value | None) -> Iterator[ir.Value]:
-    """Yield the inputs and initializers that a value is computed from."""
     pending = [value]
     while pending:
         value = pending.pop()

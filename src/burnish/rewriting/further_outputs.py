@@ -102,7 +102,6 @@ def _places_in_image(x: Tensor, windows: Windows, inputs: tuple[int, ...], outpu
 
 
 def _images(x: Tensor, size: int, rank: int) -> Tensor:
-    """Return the offset of each sample's and channel's image, [N, C, 1, ...]."""
     builder = x.builder
     images = builder.op("Shape", x, start=0, end=2)
     count = builder.op("ReduceProd", images, keepdims=0)

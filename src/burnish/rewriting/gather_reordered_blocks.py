@@ -80,7 +80,6 @@ def _start_of_slice(node: ir.Node, count: int) -> int | None:
 
 
 def _start_of_output(node: ir.Node, value: ir.Value) -> int | None:
-    """Return the first row of an output of a ``Split`` along the first axis."""
     if attribute_value(node, "axis", 0) != 0:
         return None
     start = 0

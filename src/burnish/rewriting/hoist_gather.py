@@ -84,7 +84,6 @@ def _producers(selection: ir.Node, edges: dict[tuple[ir.Node, int], int], places
 
 
 def _needed(node: ir.Node, edges: dict[tuple[ir.Node, int], int]) -> int | None:
-    """Return the axis along which only selected indices of a node's result are read, or None."""
     if not node.outputs or any(map(is_used, node.outputs[1:])):
         return None
     output = node.outputs[0]
@@ -191,8 +190,6 @@ def _gemm_operands(node: ir.Node, axis: int) -> Edges | None:
 
 
 def _row_operands(default: int) -> Callable[[ir.Node, int], Edges | None]:
-    """Return the rule of an operator over trailing axes, starting at its attribute ``axis``."""
-
     def operands(node: ir.Node, axis: int) -> Edges | None:
         shape = node.outputs[0].shape
         assert shape is not None

@@ -88,7 +88,6 @@ class _Update:
 
     @property
     def key(self) -> str:
-        """Key that is equal for updates with the same arithmetic, ignoring their leaves and constants."""
         dtypes = [[None if value is None else value.dtype for value in (*node.inputs, *node.outputs)] for node in self.nodes]
         attributes = [sorted((name, str(own.value)) for name, own in node.attributes.items()) for node in self.nodes]
         results = [node.outputs[0].is_graph_output() for node in self.nodes]

@@ -88,7 +88,6 @@ def _extents(node: ir.Node, names: Collection[str | None]) -> tuple[tuple[int | 
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """Return a key that is equal for nodes with the same few numbers; None for other nodes."""
     output = node.outputs[0]
     shape = static_shape(output)
     if shape is None or int(np.prod(shape)) > MOST_ELEMENTS or (shape and output.dtype not in INTEGERS):

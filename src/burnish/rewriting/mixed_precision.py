@@ -128,7 +128,6 @@ class _Mixing:
         return all(value in self.fixed for value in node.inputs if value is not None)
 
     def _operands(self, node: ir.Node) -> dict[int, ir.Value]:
-        """Return the floating-point inputs with the same type parameter as the first output, by position."""
         schema = operator_schema(node.op_type, self.graph.opset_imports[""]) if node.domain == "" else None
         if schema is None:
             return {}

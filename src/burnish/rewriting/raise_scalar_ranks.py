@@ -37,7 +37,6 @@ def has_low_scalars(model: ir.Model) -> bool:
 
 
 def _low_scalars(node: ir.Node) -> Iterator[tuple[int, ir.Value, int]]:
-    """Yield the index, the value and the required rank of operands that are scalars of too low a rank."""
     if elementwise(node) is not Elementwise.BROADCAST:
         return
     rank, ones = _widest(node)

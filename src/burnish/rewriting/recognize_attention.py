@@ -73,7 +73,6 @@ def _reads_probabilities(product: ir.Node) -> bool:
 
 
 def _is_of_heads(match: Match) -> bool:
-    """True if operands and scores have the shapes and dtypes of attention, and the numbers are exact in float32."""
     query, key, value, mask = (match.get(name) for name in ("query", "key", "value", "mask"))
     wide = WIDE.get(query.dtype)
     probabilities = next(node for node in match.nodes if node.op_type == "Softmax").outputs[0]

@@ -91,7 +91,6 @@ def _is_layer(match: Match) -> bool:
 
 
 def _is_per_channel(operand: ir.Value | None, x: ir.Value, channels: int) -> bool:
-    """True if a scale or bias is absent or has one number per channel or in total."""
     if operand is None:
         return True
     if operand.dtype != x.dtype or operand.shape is None or x.shape is None or len(operand.shape) > len(x.shape):

@@ -101,7 +101,6 @@ def _before_shift(x: ir.Value, axis: int) -> ir.Value:
 
 
 def _one_axis(node: ir.Node) -> Mapping[str, Any] | None:
-    """Return the single reduced axis of a node, not negative, as ``axis``."""
     value = node.inputs[0]
     if value is None or value.shape is None:
         return None

@@ -170,7 +170,6 @@ def wait_by_selection(model: ir.Model) -> bool:
 
 
 def _waits(reshape: ir.Node) -> bool:
-    """True if a Reshape only makes a copy wait: its shape comes from nodes for that purpose."""
     shape = reshape.inputs[1]
     producer = None if shape is None else shape.producer()
     return producer is not None and RECOMPUTES.get(producer) == ()
@@ -231,7 +230,6 @@ class _Rewriting:
             RECOMPUTES.set(copy, [self.forward.values[number - self.count].name or "" for number in task.outputs])
 
     def _is_checkpoint(self, number: int) -> bool:
-        """True if a value exists before the backward pass and changes per batch."""
         return self.depth[number] >= 0
 
     def _gradients_before(self, group: list[Task], passed: list[int]) -> list[int]:

@@ -289,7 +289,6 @@ def _ratio(forward: Forward, value: int, held: set[int]) -> float:
 
 
 def _segmentations(forward: Forward) -> Iterator[set[int]]:
-    """Yield the dropped values for decreasing sizes of the largest segment."""
     cuts = _narrow_cuts(forward)
     saved_before = _saved_bytes_before(forward, [cut.position for cut in cuts])
     total = saved_before[-1] if saved_before else 0
@@ -342,7 +341,6 @@ def _narrow_cuts(forward: Forward) -> list[_Cut]:
 
 
 def _saved_bytes_before(forward: Forward, positions: list[int]) -> list[int]:
-    """Return the bytes of saved values before every position, and finally the total."""
     result, total = [], 0
     saved = iter([*((forward.producer[value], forward.sizes[value]) for value in forward.saved), (forward.end + 1, 0)])
     position, size = next(saved)

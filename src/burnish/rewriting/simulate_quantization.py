@@ -134,7 +134,6 @@ class _Simulation:
             self._numbers[output] = quantized(op.input, grid, output.dtype, saturates(node)).value
 
     def _held_scale(self, node: ir.Node, builder: Builder) -> Tensor:
-        """Return the scale that a node chooses, without a derivative, for all its readers."""
         chosen = node.outputs[1]
         readers = tuple(chosen.uses())
         scale = builder.tensor(chosen)
@@ -185,7 +184,6 @@ class _Simulation:
         return dequantized(self._number(op.builder, integers, dtype), Grid.of(op))
 
     def _computed(self, node: ir.Node, builder: Builder) -> list[Tensor]:
-        """Emit an operator on quantized values in floating point; return its first output, or all of Split."""
         dtype = next(number.dtype for value in node.inputs if (number := self._numbers.get(value)) is not None)  # type: ignore[arg-type]
         assert dtype is not None
         if node.op_type in PRODUCTS:
@@ -219,7 +217,6 @@ class _Simulation:
         return SATURATE(number, low, high)
 
     def _product(self, node: ir.Node, builder: Builder, dtype: ir.DataType) -> Tensor:
-        """Emit MatMulInteger or ConvInteger as the product of both operands minus their zero points."""
         factors = []
         for index in range(2):
             value = node.inputs[index]

@@ -121,7 +121,6 @@ def one_hot_encoder(node: ir.Node, builder: Builder) -> Tensor | None:
 
 
 def _operand(node: ir.Node, builder: Builder, most_rank: int | None = _MOST_RANK) -> Tensor | None:
-    """Return a node's input if it is numeric and of a supported rank."""
     value = node.inputs[0]
     if value is None or value.dtype not in _NUMERIC or value.shape is None:
         return None

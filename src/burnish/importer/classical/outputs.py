@@ -45,7 +45,6 @@ def note_class_labels(model: ir.Model) -> None:
 
 
 def _labels(output: ir.Value) -> np.ndarray | None:
-    """Return the labels [classes] that an output is gathered from at the largest score; None for other outputs."""
     node = producer_of(origin_of(output, _PASSES), "Gather")
     if node is None or None in node.inputs:
         return None

@@ -395,7 +395,6 @@ def _tensor_of(leaf: Any) -> torch.Tensor:
 
 
 def _refuse_others(result: Any) -> None:
-    """Refuse results of ``forward`` without tensors, or with tensors in an object unknown to PyTorch."""
     leaves = pytree.tree_leaves(result)
     for leaf in leaves:
         if isinstance(leaf, torch.SymFloat | torch.SymBool):

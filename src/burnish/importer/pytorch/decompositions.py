@@ -100,7 +100,6 @@ def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[
 
 
 def _of_pytorch(known: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Return PyTorch's decompositions without kept operators and translated core operators."""
     return {
         operator: function
         for operator, function in {**torch._decomp.decomposition_table, **known}.items()

@@ -162,7 +162,6 @@ def _exported(module: torch.nn.Module, traced: _Traced, called: bool) -> Exporte
 
 
 def _same_structure(value: Any, other: Any) -> bool:
-    """True if a module's results in two modes are equal except for tensor values."""
     (leaves, spec), (others, other_spec) = pytree.tree_flatten(value), pytree.tree_flatten(other)
     return spec == other_spec and all(
         type(mine) is type(theirs) and (is_computed(mine) or mine == theirs) for mine, theirs in zip(leaves, others, strict=True)
@@ -176,8 +175,6 @@ class _Asked(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """A module traced in both modes or the possible one, with the examples and open axes used."""
-
     training: Captured | None
     evaluation: Captured | None
     failed: Mapping[bool, Exception]

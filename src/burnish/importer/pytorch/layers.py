@@ -166,7 +166,6 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Return the node whose memory a view shares."""
     while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(source := node.args[0], fx.Node):
         alias = node.target._schema.arguments[0].alias_info
         if alias is None:

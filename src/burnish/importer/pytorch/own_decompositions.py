@@ -97,7 +97,6 @@ def maximum_to(x: Any, output_size: Sequence[int]) -> Any:
 
 
 def _is_even(extents: Sequence[Any], results: Sequence[int]) -> bool:
-    """True if all windows have equal size, as in the pools that translations produce."""
     pairs = zip(extents, results, strict=True)
     return all(size == 1 or (isinstance(extent, int) and extent % size == 0) for extent, size in pairs)
 
@@ -321,8 +320,6 @@ def _imaginary(value: Any) -> Any:
 
 
 def _by_parts(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the decomposition of an operator that moves or adds numbers and treats both parts alike."""
-
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         if not any(map(_is_complex, pytree.tree_leaves((args, kwargs)))):
             return NotImplemented
@@ -390,7 +387,6 @@ def _add_product(x: Any, y: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> An
 
 
 def _size(x: Any) -> Any:
-    """``abs`` with gradient 0 at 0."""
     return torch.linalg.vector_norm(torch.view_as_real(x), 2, -1) if _is_complex(x) else NotImplemented
 
 

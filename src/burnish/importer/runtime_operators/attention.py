@@ -157,7 +157,6 @@ def multi_head_attention(op: Operation) -> Results:
 
 
 def _heads(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values ``[batch, heads, sequence, size]``, including the bias of the projection."""
     heads, query, key, value = op.attribute("num_heads"), op.input, op.optional(1), op.optional(2)
     if known_rank(op, query) == _PACKED:
         parts = _unpacked(query, 3)
@@ -186,7 +185,6 @@ def _unpacked(x: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 def _biases(op: Operation, sizes: list[int | None]) -> tuple[Tensor | None, ...]:
-    """Return the biases of queries, keys and values; thirds if their sizes are unknown."""
     bias = op.optional(3)
     if bias is None:
         return None, None, None

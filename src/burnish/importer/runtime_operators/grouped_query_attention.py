@@ -67,7 +67,6 @@ class _Cache:
 
     @property
     def offset(self) -> Tensor | None:
-        """The number as ``[batch, 1, 1, 1]``."""
         if self.before is None:
             return None
         builder = self.before.builder
@@ -112,7 +111,6 @@ def grouped_query_attention(op: Operation) -> Results:
 
 
 def _heads(op: Operation, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, possibly split from the first input."""
     query, key, value = op.input, op.optional(1), op.optional(2)
     if key is None or value is None:
         width = query.dimension(2)
@@ -150,7 +148,6 @@ def _rotated(op: Operation, heads: tuple[Tensor, Tensor], queries: Tensor, cache
 
 
 def _with_past(op: Operation, earlier: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Return the cache of keys or values: in each sample the earlier ones, the new ones, and zeros."""
     builder = op.builder
     room, added = extent(earlier, 2), extent(new, 2)
     together = builder.op("Concat", earlier, new, axis=2)

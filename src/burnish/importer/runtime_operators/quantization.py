@@ -67,7 +67,6 @@ def _operand(op: Operation, index: int, axis: int | None = None) -> Tensor:
 
 
 def _result(op: Operation, y: Tensor, index: int, like: int = 0) -> Tensor:
-    """Quantize a result with the scale and zero point at ``index``, to the dtype of another operand."""
     scale, zero, dtype = _grid(op.required(index)), op.optional(index + 1), op.required(like).dtype
     zero = op.builder.constant(np.zeros((), dtype.numpy())) if zero is None else _grid(zero)
     return op.builder.op("QuantizeLinear", y, scale, zero)
@@ -85,7 +84,6 @@ def _summand(bias: Tensor, *scales: Tensor) -> Tensor:
 
 
 def _fits(scale: Tensor) -> bool:
-    """True if a scale is one number, or one per index of an axis."""
     return scale.rank in (0, 1)
 
 

@@ -88,7 +88,6 @@ def _declare(graph: ir.Graph) -> None:
 
 
 def _declare_of_bodies(node: ir.Node) -> None:
-    """Set, in place, the dtypes of a branch's or loop's outputs from its bodies, and the certain parts of their shapes."""
     returned = [body.outputs[node.op_type == "Loop" :] for body in bodies(node)]
     carried = len(node.outputs) if node.op_type == "If" else len(node.inputs) - 2
     for index, output in enumerate(node.outputs):
@@ -112,7 +111,6 @@ def _infer(node: ir.Node, graph: ir.Graph) -> None:
 
 
 def _tried(node: ir.Node, opset: int) -> tuple[Tensor | None, ...]:
-    """Return the results of a node's rewrite in a separate graph; empty if an operand's dtype is unknown."""
     if any(value is not None and value.dtype is None for value in node.inputs):
         return ()
     operands = [None if value is None else _stand_in(value, index) for index, value in enumerate(node.inputs)]
