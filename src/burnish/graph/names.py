@@ -1,9 +1,9 @@
 """Unused names in a graph, and the names of layers and weights.
 
-A layer is named after the module that the exporter recorded for its node, after its weight, or after the node; users select
-layers by these names. A weight shared by two modules has the name of one of them; the other layer is known only by its node.
-Weights that an exporter transposed have numbered names (``val_451``, ``onnx::MatMul_768``), and tools that build or quantize
-models append their own suffixes (``down_proj.MatMul``, ``down_proj_Q4``).
+A layer, which users select by name, is named after the module that the exporter recorded for its node, after its weight, or after
+the node. A weight shared by two modules has the name of one of them; the other layer is known only by its node. Weights that an
+exporter transposed have numbered names (``val_451``, ``onnx::MatMul_768``), and tools that build or quantize models append
+suffixes (``down_proj.MatMul``, ``down_proj_Q4``).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Ranges: inference gives a Range an extent only if its limit is a number, not if it is the extent of an open axis, such as for the
 positions in a causal mask. Loops: inference ignores carried values, since an iteration may change their shape.
 
-Reshape: inference invents a name for the dimension of a -1, and another when the rows of a batch of sequences become sequences
-again. Operands of an Add would then have shapes not known to be equal, and its gradient would compare them at run time.
+Reshape: inference invents a name for the dimension of a -1, and another one when rows become sequences again. Operands of an Add
+would then not be known to have one shape, and its gradient would compare them at run time.
 
 Layers: a file may leave the channels of its input open although a layer has, for example, scales for four. For other extents a
 runtime reads past the scales, broadcasts one channel to four, or fails in its own node. So the axis is fixed to the length of the

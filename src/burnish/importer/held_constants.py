@@ -1,11 +1,11 @@
 """Constants that look like weights but must not be trained.
 
 Before opset 23, PyTorch's exporter writes the root of the scale of ``scaled_dot_product_attention`` as a one-element tensor times
-queries and keys, and a causal mask of fixed shape as a matrix; torchvision's Swin has such window masks. Exporters and
-simplifiers also store other constants as initializers, with generated names.
+queries and keys, and a causal mask of fixed shape as a matrix, like torchvision's Swin its window masks. Exporters and
+simplifiers also store other constants as initializers with generated names.
 
-Others preprocess data: a mean image, a deviation per column, the basis of a spectrum, tables of positions. They are initializers
-with a gradient, like weights, but are connected to the input only by arithmetic before the first layer with weights.
+Others preprocess data: a mean image, a deviation per column, the basis of a spectrum, tables of positions. They have a gradient,
+like weights, but only arithmetic connects them to the input, before the first layer with weights.
 """
 
 from __future__ import annotations

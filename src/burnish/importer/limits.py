@@ -1,9 +1,8 @@
-"""Limits on what a file may ask for: memory for its parts and constants, axes of its values, and inference.
+"""Limits on a file's demands: memory for its parts and constants, axes of its values, and inference.
 
-A node of two bytes takes thousands, and a file of a kilobyte can ask for constants of more memory than any machine has, or for
-millions of axes, each of which inference keeps: a Gather of indices by themselves nearly doubles their axes, and a vector of a
-thousand elements may be a shape. The standard's inference of a model that may need too much is tried in a separate process with
-limits.
+A node of two bytes takes thousands. A file of a kilobyte can demand constants larger than any machine's memory, or millions of
+axes, each of which inference keeps: a Gather of indices by themselves nearly doubles their axes, and a vector of a thousand
+elements may be a shape. Inference of a suspicious model is tried in a separate process with limits.
 """
 
 from __future__ import annotations

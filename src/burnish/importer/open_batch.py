@@ -39,13 +39,13 @@ def open_batch(model: ir.Model) -> bool:
     """Make a model for one sample accept any number of samples, in place.
 
     The sample axis of each input is its first axis of extent 1, or the second if a recurrent layer reads it; it is named
-    ``batch``. An input without such an axis is the same for all samples. In a model of vectors, which has no such axis, vectors
-    get a leading one, and scalars are the same for all samples. Axes recorded with inputs have priority. Every node that depends
-    on samples is rewritten so that each sample's results stay the same, or refused. Only batch normalization in training uses
-    statistics over all samples.
+    ``batch``. Inputs without such an axis are the same for all samples. If all inputs are vectors, they get a leading sample
+    axis, and scalars are the same for all samples. Axes recorded with inputs have priority. Every node that depends on samples is
+    rewritten so that each sample's results stay the same, or refused. Only batch normalization in training uses statistics over
+    all samples.
 
-    Outputs have their samples along the axis where they end up, or along the first if it was dropped, or in a model of vectors.
-    Outputs that do not depend on samples stay. The sample axes are recorded with the inputs.
+    Outputs have their samples wherever the axis ends up, or along the first axis if it was dropped or all inputs are vectors.
+    Sample axes are recorded with the inputs.
 
     Args:
         model: a canonical model.

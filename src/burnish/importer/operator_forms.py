@@ -1,13 +1,13 @@
 """Replacement of operator forms that a canonical model does not have by portable ones.
 
-These are new forms of older operators in opsets 27 and 28; CastLike, for which ONNX Runtime has no kernel; signals without an
-axis for real and imaginary parts; Range bounds that are vectors of one number; and attribute defaults that the standard's own
-shape inference ignores.
+These are new forms of older operators in opsets 27 and 28; CastLike, which ONNX Runtime has no kernel for; signals without an
+axis for real and imaginary parts; Range bounds that are vectors of one number; and attribute defaults that the standard's
+inference ignores.
 
-MaxUnpool with an output shape undoes a MaxPool. In the standard's test case that shape is larger than the one that follows from
-the attributes; the indices count positions of the latter, which fills the leading corner. ONNX Runtime counts positions of the
-output shape instead. If the indices come from a MaxPool in the model, they count positions of its input; otherwise the test case
-is followed. The result means the same on every engine.
+MaxUnpool with an output shape undoes a MaxPool. In the standard's test case the indices count positions of the shape that follows
+from the attributes, which fills the leading corner of the larger output; in ONNX Runtime they count positions of the output.
+Indices from a MaxPool in the model count positions of its input; otherwise the test case is followed. The result means the same
+on every engine.
 """
 
 from __future__ import annotations

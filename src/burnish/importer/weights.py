@@ -43,10 +43,10 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     """Classify weights, statistics and constants by their use and by exporters' records, never by name.
 
     A statistic is a running mean or variance of a BatchNormalization, the observed range of a quantization, or a pruning mask. A
-    weight is a floating-point tensor of rank 1 or more, or a scalar recorded as a parameter by PyTorch's exporter, on which an
-    output depends through differentiable inputs. If it was recorded as neither a parameter nor computed from one, it is a buffer;
-    so is an initializer that preprocesses data (``hold_input_constants``). Everything else is constant: integers, bounds of Clip,
-    scales of Resize, exponents, scalars, scales of integers and of attention, and unused initializers.
+    weight is a floating-point tensor of rank 1 or more, or a scalar recorded as a parameter by PyTorch's exporter, if an output
+    depends on it through differentiable inputs. It is a buffer instead if it was recorded as neither a parameter nor computed
+    from one, or preprocesses data (``hold_input_constants``). The rest is constant: integers, bounds of Clip, scales of Resize,
+    exponents, scalars, scales of integers and of attention, and unused initializers.
 
     Args:
         model: a canonical model (``burnish.importer.load``).

@@ -220,9 +220,9 @@ EPSILON = 1e-5
 def fold_batch_normalization(model: ir.Model) -> bool:
     """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
 
-    The normalization must be the only reader of the layer's output, and all operands initializers or constants. Otherwise it is
-    folded into the Conv, Gemm or MatMul after it if that is its only reader and the outputs stay equal up to rounding: a Conv
-    must have no padding unless the normalization shifts nothing.
+    The normalization must be the only reader of the layer's output, and all operands constant. Otherwise it is folded into the
+    Conv, Gemm or MatMul after it if that is its only reader and the outputs stay equal up to rounding: a Conv must have no
+    padding unless the normalization shifts nothing.
 
     The numbers are computed in float64 and rounded once to the weight's dtype. Weights keep their names; a weight with other
     readers is copied under a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight ``<layer>.weight``, else

@@ -26,10 +26,10 @@ OPSET_OF_BFLOAT16 = 22
 def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> None:
     """Make a graph compute in sixteen bits if little is lost, in place; its inputs and outputs keep their dtypes.
 
-    Only float32 is narrowed. No value is cast twice to the same dtype in one graph. Values computed only from weights and
-    constants stay float32, like the weights, and are cast where they meet an activation; the gradient of that cast is float32. A
-    constant that the narrow dtype cannot hold keeps its operator in float32. Branches and loop bodies follow the same rules;
-    their inputs and outputs are float32.
+    Only float32 is narrowed, and no value is cast twice to the same dtype. Values that depend only on weights and constants stay
+    float32, like the weights, and are cast where they meet an activation; the gradient of that cast is float32. A constant that
+    the narrow dtype cannot hold keeps its operator in float32. Branches and loop bodies follow the same rules; their inputs and
+    outputs are float32.
 
     Args:
         model: a model not yet bound to a mode. For bfloat16 its opset is raised to 22 if every node keeps its meaning; otherwise

@@ -1,9 +1,9 @@
 """Replace depthwise convolutions of large kernels over small images by one matrix product per channel.
 
-ONNX Runtime (1.32) has no kernel for depthwise convolutions with computed weights: for each channel and image it copies all
-windows and multiplies them with the k x k taps. Here the k rows of x for a row of y are concatenated, [k W], and multiplied with
-a matrix [k W, Wo] that holds the taps on its diagonals. That takes W / k times as many multiplications, but much faster ones, and
-copies only W / Wo entries for each entry of a window row.
+ONNX Runtime (1.32) has no kernel for depthwise convolutions with computed weights: per channel and image it copies all windows
+and multiplies them with the k x k taps. Here the k rows of x for a row of y are concatenated, [k W], and multiplied with a matrix
+[k W, Wo] that holds the taps on its diagonals. That takes W / k times as many multiplications, but much faster ones, and copies
+only W / Wo entries per entry of a window row.
 """
 
 from __future__ import annotations

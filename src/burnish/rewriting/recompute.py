@@ -2,14 +2,13 @@
 
 The same nodes run again on the same operands, so gradients stay identical. Never repeated: random draws (their mask is kept),
 updates of statistics, collectives, reductions to something small, and values that depend only on weights. The standard's batch
-normalization is repeated in full: applying its earlier statistics would save the sums, but ONNX Runtime's kernel rounds the
-inverse deviation differently in inference and training mode.
+normalization is repeated in full, since ONNX Runtime's kernel rounds the inverse deviation differently in inference and training
+mode.
 
 A runtime may run a copy as soon as its operands exist, or merge it with the original node. Data dependencies prevent both: a copy
 reads its checkpoint through a Reshape to the checkpoint's own shape plus a zero, computed from the incoming gradient of the next
-layer and from weight gradients finished since the previous copies. So whatever the execution order, constant folding or static
-shapes, the zero is unknown until those gradients are, and a segment's memory is free before the next is recomputed. The Reshape
-moves no data.
+layer and from weight gradients finished since the previous copies. No execution order, constant folding or static shape reveals
+the zero before those gradients, and a segment's memory is free before the next is recomputed. The Reshape moves no data.
 """
 
 from __future__ import annotations
