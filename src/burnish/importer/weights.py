@@ -61,9 +61,7 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
 
 
 def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
-    """Return a canonical model's floating-point scalars with a gradient, which count as constants, such as a learned
-    temperature.
-    """
+    """Return a canonical model's floating-point scalars with a gradient, such as a temperature; they count as constants."""
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     noted = noted_kinds(model.graph)
     scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached and not HELD.is_on(value))
