@@ -3,9 +3,9 @@
 GroupNormalization of opset 18 to 20 has a scale and bias per group. Opset 21 has them per channel and deprecated the old version
 retroactively, so the checker of ONNX refuses such files.
 
-PyTorch's exporters write instance normalization as training-mode batch normalization of one sample: reshape [N, C, ...] to [1, N
-* C, ...], normalize each channel over the batch, and reshape back, with scale and bias repeated for each sample. As batch
-normalization it would average the statistics of different samples, and normalize over the batch once that is opened.
+PyTorch's exporters write instance normalization as batch normalization of one sample in training mode. They reshape [N, C, ...]
+to [1, N * C, ...], normalize each channel over the batch, and reshape back, with scale and bias repeated for each sample. As
+batch normalization it would average the statistics of different samples, and normalize over the batch once that is opened.
 
 A layer without running statistics (``track_running_stats=False``) is written with statistics computed from its own input. In
 training mode they only affect the running outputs, which nothing reads.
