@@ -145,6 +145,7 @@ class _Resolution:
         return True
 
     def choose(self, node: ir.Node, sequence: ir.Value) -> Tensor | None:
+        """Return the element at a computed position; None if element shapes differ or are unknown."""
         builder = self.builder(node)
         place = node.inputs[1]
         assert place is not None
@@ -164,6 +165,7 @@ class _Resolution:
         return builder.op("Gather", builder.tensor(self.stacks[sequence].value), builder.tensor(place), axis=0)
 
     def elements_of(self, sequence: ir.Value) -> list[ir.Value] | None:
+        """Return the elements as values available before the sequence; None if unknown."""
         if sequence not in self.elements:
             self.elements[sequence] = self._find_elements(sequence)
         return self.elements[sequence]

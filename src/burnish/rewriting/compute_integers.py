@@ -105,6 +105,7 @@ class _Walk:
         self._replace(node.outputs[0], self._integers(builder, chain, target))
 
     def visit_unrounded(self, node: ir.Node) -> None:
+        """Compute a product with an unrounded result from integers, like QGemm and MatMulIntegerToFloat."""
         output = node.outputs[0]
         reader = next(iter(output.uses()))[0] if is_read_once(output) and node.op_type == "Gemm" else None
         normalization = reader if reader is not None and reader.op_type == "BatchNormalization" else None

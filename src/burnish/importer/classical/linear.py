@@ -139,6 +139,7 @@ class LinearModels:
         return builder.tensor(add_initializer(self._graph, self._names.take(name), tensor))
 
     def _label(self, node: ir.Node, builder: Builder, scores: Tensor, rows: int, labels: np.ndarray) -> Tensor | None:
+        """Return the labels of the largest scores [N]; None if nothing reads them."""
         if not is_used(node.outputs[0]):
             return None
         if rows > 1:
