@@ -232,7 +232,7 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         return replace(self, rewrites=rewrites, marks=self.marks | {mark.name for mark in marks}, **changes)
 
     def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Self:
-        """Return the graphs of a program that trains the same weights with another optimizer; see ``Program.with_optimizer``."""
+        """Return the graphs of the program with another optimizer; see ``Program.with_optimizer``."""
         resolved = optim.get(optimizer)
         moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
         if moving:

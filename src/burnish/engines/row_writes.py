@@ -57,7 +57,6 @@ class RowChanges:
         self._noted = {}
 
     def stop(self) -> None:
-        """Stop recording."""
         self._noted = None
 
     def note(self, writes: Iterable[RowWrite], indices: Mapping[str, np.ndarray]) -> None:

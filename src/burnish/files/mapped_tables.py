@@ -225,7 +225,6 @@ class MappedTables:
             self._log.write(record)
 
     def forget(self) -> None:
-        """Stop recording."""
         if self._log is not None:
             self._log.close()
             self._log = None

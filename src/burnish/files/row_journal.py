@@ -275,7 +275,6 @@ class RowJournal:
         )
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

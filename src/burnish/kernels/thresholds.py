@@ -21,7 +21,7 @@ class Products:
 
     NARROWEST = 16
     SMALL = 1 << 16
-    """The least extent of the result's matrices, and the least number of multiplications in a batch for one of its inner axis.
+    """The least extent of the result's matrices, and the least number of multiplications in a batch per entry of its inner axis.
     PyTorch's products win below; with vectors of 256 bits, also if the inner axis has length one, when the matrices are side
     by side.
     """

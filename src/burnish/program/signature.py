@@ -66,8 +66,8 @@ class Entry:
         shape: extents; a string is a symbolic dimension (the batch), None an unknown one. None instead of a tuple: an output of
             the model with an unknown rank; inputs and state always have a rank.
         updates: for an output that is the next value of a state entry, the name of that entry.
-        default: for a hyperparameter, the default value. NaN: only calls with a new value give one; otherwise any finite number
-            will do.
+        default: for a hyperparameter, the default value. NaN: a call gives a value only if there is a new one, which may be any
+            finite number.
         minimum, maximum: for class indices, and for an input that selects rows of an embedding, the range of valid values.
         ignored: for class indices, the one valid value outside that range (``ignore_index``).
         two_values: for a label that is a sign, only the minimum and the maximum are valid.

@@ -94,7 +94,6 @@ class BoundGraph:
         self.bind()
 
     def bind(self) -> None:
-        """Bind the current buffers of the sets."""
         self._bind(self._opened.session)
 
     def _bind(self, session: onnxruntime.InferenceSession) -> None:

@@ -90,7 +90,6 @@ class StateUpdate:
         self._constants = torch.tensor([number for update in updates for number in update.constants], dtype=torch.float64)
 
     def run(self, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
-        """Write the next values into the tensors of ``state``."""
         operands = [state[name] if name in state else results[name] for name in self._operands]
         entries = [state[name] for name in self._copied]
         values = [results[name] for name in self._copied.values()]

@@ -376,7 +376,6 @@ class Gradients:
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
-        """The existing nodes."""
         return tuple(node for node in (self.of_input, self.of_weight) if node is not None)
 
     @property

@@ -78,7 +78,6 @@ class _Groups:
         yield from self._present
 
     def add(self, node: ir.Node) -> None:
-        """Process the next node in the graph's order."""
         if self._nodes and self._nodes % SEGMENT == 0:
             self._of_earlier_segments += self._present
             self._present, self._groups, self._frontier = {}, [], {}

@@ -92,7 +92,6 @@ class Program:
         self._made: dict[Register, _Instruction] = {}
 
     def add(self, node: ir.Node) -> None:
-        """Append the computation of a supported node."""
         operands = [self._operand(value) for value in node.inputs if value is not None]
         special = _SPECIAL.get(node.op_type)
         result = self.emit(node.op_type, *operands) if special is None else special(self, node, operands)

@@ -139,11 +139,9 @@ class Call:
         return len(self.node.inputs)
 
     def has(self, index: int) -> bool:
-        """True if the node has an operand at this position."""
         return index < len(self.node.inputs) and self.node.inputs[index] is not None
 
     def value(self, index: int) -> ir.Value:
-        """Return the ONNX value of a present operand."""
         value = self.node.inputs[index]
         assert value is not None
         return value

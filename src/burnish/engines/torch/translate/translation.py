@@ -187,7 +187,6 @@ class Translator:
         return self._proxy(self.graph.call_function(torch.full, ([], _nodes(element)), options))
 
     def host(self, value: ir.Value) -> Host | None:
-        """Return the value as host numbers, or None if it is only a tensor."""
         if value not in self._hosts:
             array = self.constant(value)
             dtype = self.dtype(value)
@@ -195,7 +194,6 @@ class Translator:
         return self._hosts[value]
 
     def number(self, value: ir.Value) -> Number | None:
-        """Return the value as one number, if it has rank 0 and the host knows it."""
         array = self.constant(value)
         if array is not None:
             return array.item() if array.ndim == 0 and array.dtype.kind in "iufb" else None

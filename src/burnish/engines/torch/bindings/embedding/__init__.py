@@ -96,7 +96,6 @@ class RowUpdates:
         self._constants = torch.tensor(constants, dtype=torch.float64)
 
     def run(self, state: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
-        """Write the next rows into the tensors of ``state``."""
         operands = [state[name] if name in state else results[name] for name in self._operands]
         torch.ops.burnish.update_rows_.default(operands, self._plan, self._constants)
 
@@ -256,7 +255,6 @@ class _Computed:
         return indices, [gradient if value is self._gradient else value for value in self._read]
 
     def update(self, indices: str, operands: tuple[str, ...]) -> RowUpdate:
-        """Return the update, with the names of its operands."""
         kinds = tuple(self._leaves[value] for value in self._read)
         entries = tuple(operands[target] for target in self._targets)
         return RowUpdate(entries, indices, operands, kinds, self._targets, self._constants, self._code)
