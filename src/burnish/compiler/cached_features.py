@@ -190,9 +190,7 @@ def _rest_of(
     predictions: Sequence[str],
     samples: int | str | None,
 ) -> tuple[bool, ...]:
-    """Make a model start at the features (name: sample axis), in place; return one flag per batch normalization layer: True if it
-    stays.
-    """
+    """Make a model start at the features (name: sample axis), in place; return True for each batch normalization that stays."""
     graph = rest.graph
     layers = batch_normalizations(graph)
     by_name = {output.name or "": output for node in graph for output in node.outputs}

@@ -1,6 +1,4 @@
-"""Prepare the teacher of a distillation loss: inference form, checks against the student, and projections of the student's
-layers.
-"""
+"""Prepare the teacher of a distillation loss: its inference form, checks, and projections of the student's layers."""
 
 from __future__ import annotations
 

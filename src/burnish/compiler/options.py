@@ -425,9 +425,7 @@ class CompileOptions(Options):
             read_limit(self.memory)
 
     def for_batch(self, size: int | None) -> CompileOptions:
-        """Return the same options with the memory savings planned for this batch size, unless they name one; None changes
-        nothing.
-        """
+        """Return the same options with memory savings planned for this batch size, unless they name one; None changes nothing."""
         recompute, memory = self.recompute, self.memory
         if size is None or (recompute is None and memory is None):
             return self

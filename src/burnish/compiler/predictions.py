@@ -325,9 +325,7 @@ def _through_expand(node: ir.Node, output: ir.Value, axis: int) -> int | None:
 
 
 def _through_order(node: ir.Node, output: ir.Value, axis: int) -> int | None:
-    """Return the axis that becomes ``axis`` if elements keep their order: the one of the same extent with as many elements after
-    it.
-    """
+    """Return the axis that becomes ``axis`` if elements keep their order: of the same extent, with as many elements after it."""
     data = node.inputs[0]
     assert data is not None
     if _restores_matrix(node, output, axis):

@@ -244,9 +244,7 @@ def _of_module(module: ExportedModule, options: CompileOptions) -> tuple[ir.Mode
 
 
 def _continued(module: ExportedModule, layer: str, policy: str) -> str:
-    """Return a policy that continues the cumulative average from the number of batches that the module has seen, if it counts
-    them.
-    """
+    """Return a cumulative policy that continues from the number of batches that the module has counted."""
     found, seen = get_policy(policy), module.counted_batches.get(f"{layer}.num_batches_tracked", 0)
     if not isinstance(found, BatchStatistics) or found.momentum != CUMULATIVE:
         return policy
@@ -308,9 +306,7 @@ def _with_loss(forms: Forms, options: CompileOptions, *, is_read: bool = True) -
 
 
 def _in_dtypes_of(forms: Forms, loss: losses.Loss) -> losses.Loss:
-    """Return the loss for a model that computes in float32 instead of sixteen bits; a loss graph with sixteen-bit values is
-    converted.
-    """
+    """Return the loss for a model in float32 instead of sixteen bits; a loss graph with sixteen-bit values is converted."""
     if forms.model is forms.in_file or not isinstance(loss, losses.OnnxLoss) or not has_sixteen_bit_values(loss.model):
         return loss
     own = loss.model.clone()

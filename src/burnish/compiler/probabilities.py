@@ -121,11 +121,7 @@ def bounded_logits_node(value: ir.Value | None) -> ir.Node | None:
 
 
 def node_of_last_axis(value: ir.Value | None) -> ir.Node | None:
-    """Return the node that computes the positions along the last axis of a value of three or more axes, independently along the
-    others.
-
-    It is a softmax along that axis, or a product with a matrix of weights.
-    """
+    """Return the node that computes each line along the last axis of a value of three or more axes independently."""
     while value is not None and (node := value.producer()) is not None and node.domain == "":
         rank = None if value.shape is None else len(value.shape)
         if rank is None or rank < 3:

@@ -229,8 +229,7 @@ class _Update:
         return draft
 
     def _finite(self, draft: Draft, every: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Tensor | None:
-        """Return a flag: True if the gradients of a scaled loss are finite; if not, the whole step is skipped. None without a
-        scale.
+        """Return True if the gradients of a scaled loss are finite, otherwise the step is skipped; None without a scale.
 
         The graph of the gradients checks all of them. If the optimizer freezes some, the step only checks the ones it reads.
         """

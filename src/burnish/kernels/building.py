@@ -72,9 +72,7 @@ def find_built(source: Path) -> Path | None:
 
 
 def _find(source: Path, release: Sequence[str] = (), circumstances: Sequence[str] = ()) -> tuple[Path | None, bool]:
-    """Return the library of a source, and True if it exists and is complete; else its place in the cache, or None without a
-    compiler.
-    """
+    """Return the library of a source, and True if it is complete; else its place in the cache, or None without a compiler."""
     contents = compiling.contents_of(source)
     installed = find_installed(source, release, contents)
     compiler = find_compiler()
@@ -92,8 +90,7 @@ def _in_cache(source: Path, release: Sequence[str], circumstances: Sequence[str]
 
 
 def find_installed(source: Path, release: Sequence[str] = (), contents: bytes | None = None) -> Path | None:
-    """Return the library that the installation built from the current source, for this processor and release; None if there is
-    none.
+    """Return the library that the installation built from the current source for this processor and release, or None.
 
     It is trusted like the Python files next to it.
     """
@@ -173,9 +170,7 @@ def is_switched_off() -> bool:
 
 
 def _identity(compiler: str) -> tuple[str, str]:
-    """Return a compiler's path and file properties that change with its version; asking it would take longer than everything else
-    here.
-    """
+    """Return a compiler's path and file properties that change with its version; asking the compiler would be slow."""
     path = Path(compiler).resolve()
     found = path.stat()
     return str(path), f"{found.st_size} {found.st_mtime_ns}"
@@ -205,9 +200,7 @@ def cores() -> int:
 
 
 def cache_root() -> Path:
-    """Return the root folder of caches: ``BURNISH_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``; without a home, a temporary
-    folder.
-    """
+    """Return the root folder of caches: ``BURNISH_CACHE``, ``XDG_CACHE_HOME`` or ``~/.cache``, else a temporary folder."""
     if named := os.environ.get("BURNISH_CACHE") or os.environ.get("XDG_CACHE_HOME"):
         return Path(named)
     try:

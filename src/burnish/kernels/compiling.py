@@ -163,9 +163,7 @@ def find_compiler() -> str | None:
 
 
 def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
-    """Return the environment of a source's library: the PyTorch release and the Python version if it includes their headers, else
-    nothing.
-    """
+    """Return the PyTorch release and the Python version of a source's library, for each whose headers it includes."""
     python = (str(sysconfig.get_config_var("SOABI")),) if source.stem in NEEDS_PYTHON else ()
     return ((torch_version,) if source.stem in NEEDS_HEADERS else ()) + python
 
@@ -203,8 +201,10 @@ def linked_libraries(source: Path) -> tuple[str, ...]:
 
 
 def contents_of(source: Path) -> bytes:
-    """Return a digest of the names and contents of a source, its parts and its possible headers, independent of their paths. The
-    installation names sources from the project's folder, and a session from the installed package.
+    """Return a digest of the names and contents of a source, its parts and its possible headers.
+
+    It does not depend on paths: the installation names sources from the project's folder, and a session from the installed
+    package.
     """
     source = source.resolve()
     headers = {header for folder in header_folders(source) for header in folder.glob("*.h")}
@@ -283,8 +283,7 @@ def compile_ahead(
     headers: Headers | None = None,
     linking: Sequence[str] = (),
 ) -> None:
-    """Compile a source on Linux without loading PyTorch, for any release of it at load time, or for that of the headers.
-    ``linking`` holds additional flags of the linker.
+    """Compile a source on Linux without loading PyTorch, for any release of it, or for that of the headers.
 
     Raises:
         RuntimeError, OSError: as for ``compile_library``.

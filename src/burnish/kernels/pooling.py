@@ -1,5 +1,4 @@
-"""Max pooling of signals, images and volumes with indices that only its own gradient reads: operators, and the graph pass that
-inserts them.
+"""Max pooling with indices that only its own gradient reads, for signals, images and volumes.
 
 The indices are then the positions of the maxima, as PyTorch counts them.
 """

@@ -76,9 +76,7 @@ class Program:
 
     @property
     def step(self) -> ir.Model:
-        """One training step: ``grad`` and then ``apply``, in one graph; also returns the learning rate if the graph
-        computes it.
-        """
+        """One training step: ``grad``, then ``apply``; also returns the learning rate if the graph computes it."""
         return self.graphs["step"]
 
     @property
@@ -264,8 +262,7 @@ class Program:
         return save(self, Path(path))
 
     def measured_peak(self, batch: int = 1) -> int | None:
-        """Return the memory of training steps on ONNX Runtime in bytes, measured in a separate process; None if the system is not
-        Linux.
+        """Return the memory of training steps on ONNX Runtime in bytes, measured in a separate process; None except on Linux.
 
         This is the peak of that process beyond ONNX Runtime and the loaded graph: the state (twice if it is small), the batch,
         activations, gradients, and the workspace of kernels. The batch is random; other symbolic dimensions are 1.
@@ -289,8 +286,7 @@ class Program:
         device: str | None = None,
         runtime: str | None = None,
     ) -> Path:
-        """Write a package that trains without Python: a graph compiled ahead of time into one file, or a folder with a client in
-        C.
+        """Write a package that trains without Python: one graph compiled ahead of time, or a folder with a client in C.
 
         ``docs/torch-engine.md`` describes the file. It takes the graph's inputs in the order of the signature, contiguous, and
         returns its outputs in that order; the file lists both. It does not contain the state, which comes from ``initial_state``

@@ -149,8 +149,7 @@ class OpenedGraph:
             self.run_with_fewer(lambda session: session, error)
 
     def run(self, attempt: Callable[[onnxruntime.InferenceSession], Result]) -> Result:
-        """Call ``attempt`` on the session and return its result; if it only fails with optimizations, change the session and
-        retry.
+        """Return the result of ``attempt`` on the session; if only optimizations make it fail, change the session and retry.
 
         Args:
             attempt: a function that runs the graph; a second call does the same as the first.

@@ -99,9 +99,7 @@ def recording_of(events: list[dict[str, Any]], model: ir.Model, updates: Mapping
 
 
 def _known(name: str, sources: Mapping[str, str | None]) -> str:
-    """Return the name of a node; for a node that ONNX Runtime derived from another, whose name is a prefix of its own, the
-    other's.
-    """
+    """Return the name of a node, or of the model's node whose name is its prefix, if ONNX Runtime derived it."""
     whole = name
     while name not in sources and "_" in name:
         name = name.rpartition("_")[0]

@@ -82,9 +82,7 @@ def sum_whole_rows(graph: ir.Graph) -> bool:
 
 
 def _stages(node: ir.Node) -> list[ir.Node]:
-    """Return the chain of reductions over the last axis that ends in this node, the last first; empty if the node is not
-    its end.
-    """
+    """Return the chain of reductions over the last axis that ends in this node, the last first; else an empty list."""
     if not _sums_last_axis(node) or not _keeps(node):
         return []
     stages = [node]

@@ -1,6 +1,4 @@
-"""All operators with a translation to PyTorch: importing this module registers the rules of plain operators and of the
-bindings.
-"""
+"""All operators with a translation to PyTorch: importing this module registers the rules and the bindings."""
 
 from burnish.engines.torch.bindings import (
     attention,

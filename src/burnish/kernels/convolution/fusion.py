@@ -1,5 +1,4 @@
-"""Replace convolutions and their gradients: by a way chosen at run time, by products, by Winograd's filtering, or by depthwise
-kernels.
+"""Replace convolutions and their gradients: by run-time choice, products, Winograd's filtering, or depthwise kernels.
 
 For the layers of image networks, the ways were compared, and the resulting rules are here. For other convolutions, such as
 signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times slower than another,
@@ -108,11 +107,10 @@ def _is_transposed(node: ir.Node) -> bool:
 
 
 def use_narrow_gradients(graph: ir.Graph) -> bool:
-    """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` of strided 1x1 kernels without padding by
-    ``ConvInputGradNarrow``, in place.
+    """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` by ``ConvInputGradNarrow``, in place.
 
-    This applies to bfloat16 images, in one group, without dilation, with kernels of known extents and symmetric padding. Sort the
-    graph afterwards.
+    This applies to bfloat16 images, in one group, without dilation, with kernels of known extents and symmetric padding; for the
+    input gradient, only to strided 1x1 kernels without padding. Sort the graph afterwards.
     """
     changed = False
     for node in list(graph):
@@ -162,12 +160,12 @@ LEAST_CHANNELS = {
 
 
 def use_products(graph: ir.Graph) -> bool:
-    """Replace ``Conv`` and ``ConvInputGrad`` by ``PointwiseConv`` and ``PointwiseConvInputGrad``, ``ConvWeightGrad`` by
-    ``ConvWeightGradProducts``, and both gradients of a layer by ``PointwiseConvGrad``, in place.
+    """Replace convolutions and their gradients by products, in place.
 
-    This applies to float32, in one group, without dilation, with symmetric padding and enough channels on either side; for the
-    first two with 1x1 kernels and no padding, for the third with kernels up to 3x3, for the last with 1x1 kernels, no padding and
-    a stride of 1. Sort the graph afterwards.
+    ``Conv`` and ``ConvInputGrad`` become ``PointwiseConv`` and ``PointwiseConvInputGrad``, with 1x1 kernels and no padding;
+    ``ConvWeightGrad`` becomes ``ConvWeightGradProducts``, with kernels up to 3x3; both gradients of a layer become
+    ``PointwiseConvGrad``, with 1x1 kernels, no padding and a stride of 1. All are float32, in one group, without dilation, with
+    symmetric padding and enough channels on either side. Sort the graph afterwards.
     """
     changed = _join_gradients(graph)
     for node in list(graph):

@@ -340,9 +340,7 @@ def _fuse_synchronized_layer(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _fuse_synchronized_gradient(graph: ir.Graph, sums: ir.Node, layer: ir.Node, behind: Following, y: ir.Value) -> None:
-    """Fuse BatchNormGradSums, and the BatchNormGradApply with the same operands, with the gradient of the activation
-    before them.
-    """
+    """Fuse BatchNormGradSums and its BatchNormGradApply, with the gradient of the activation before them."""
     flow, x, pivot, center = sums.inputs
     gain, bias = layer.inputs[3:5]
     assert flow is not None

@@ -122,8 +122,9 @@ def build_library(source: Path) -> Path:
 
 
 def find_installed(source: Path) -> Path | None:
-    """Return the library that the installation built from the current source, for this kind of processor, and for this PyTorch if
-    it includes PyTorch's headers; None if there is none.
+    """Return the library that the installation built from the current source, for this processor; None if there is none.
+
+    If the source includes PyTorch's headers, the library must also be built for this PyTorch.
     """
     return building.find_installed(source, compiling.release_of(source, torch.__version__))
 

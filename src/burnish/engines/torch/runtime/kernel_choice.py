@@ -158,8 +158,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _clock() -> float:
-    """Return the seconds for which this thread has run, to be independent of other load: it takes part in all parallel work of
-    PyTorch, and mostly waits for other threads without sleeping.
+    """Return the processor time of this thread in seconds, which hardly depends on other load.
+
+    The thread takes part in all parallel work of PyTorch, and mostly waits for other threads without sleeping.
     """
     return time.thread_time()
 

@@ -95,9 +95,7 @@ def allocator() -> ctypes.PyDLL | None:
 
 
 def memory_left(root: str = "") -> Room | None:
-    """Return the remaining memory according to the allocator, with ``root`` before the system's paths; None without an
-    allocator.
-    """
+    """Return the remaining memory, with ``root`` before the system's paths; None without the allocator."""
     library = allocator()
     if library is None:
         return None

@@ -30,9 +30,7 @@ _RULES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 
 
 def translates(*operators: str | SemanticOperator | EngineOperator, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
-    """Register a rule for operators: semantic ones, the engine's own, or those of a domain by name, from one of its
-    versions on.
-    """
+    """Register a rule for operators: semantic ones, the engine's own, or those of a domain, from a version on."""
 
     def register(rule: Rule) -> Rule:
         for operator in operators:

@@ -26,8 +26,7 @@ from burnish.graph import attribute_value, bodies, constant_array, describe_node
 
 
 class Late(torch.nn.Module):
-    """Runs a node's rule on the tensors of each run, if its translation depends on values that are only known then, such as a
-    rank.
+    """Runs a node's rule in each run, if its translation depends on values that are only known then, such as a rank.
 
     It costs some Python in every step, so it is the exception: shapes are usually known up to the batch.
 

@@ -139,7 +139,5 @@ def _by_rows(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _by_tokens(heads: torch.Tensor) -> torch.Tensor:
-    """Return the same values, stored as [N, M, H, D]: the only layout that the memory-efficient gradient takes for results and
-    flows.
-    """
+    """Return the same values, stored as [N, M, H, D], as the memory-efficient gradient requires for results and flows."""
     return heads.transpose(1, 2).contiguous().transpose(1, 2)

@@ -148,9 +148,7 @@ def convolution(op: Call) -> Any:
 
 @translates("ConvInteger")
 def convolution_of_integers(op: Call) -> Any:
-    """Computed in float64, which holds every sum of such products exactly. Padding has the value of the zero point, which is zero
-    after subtraction.
-    """
+    """Computed in float64, which holds every sum exactly. Padding equals the zero point, which is zero after subtraction."""
     x, weight = op.tensor(0).to(torch.float64), op.tensor(1).to(torch.float64)
     kernel, strides, dilations, pads, group = _window(op, 1)
     if op.has(2):

@@ -1,8 +1,8 @@
-"""Ways to compute a convolution and its gradients: oneDNN in either layout, with height and width exchanged or not, and products
-with a matrix of windows.
+"""Ways to compute a convolution and its gradients: oneDNN in several layouts, and products with a matrix of windows.
 
-The speed of oneDNN for the same convolution depends on the layout, on the longer axis and on the number of threads; some cases
-use its reference code, which is a hundred times slower. All ways compute the same sums, in another order.
+oneDNN takes either layout, with height and width exchanged or not. Its speed for the same convolution depends on the layout, on
+the longer axis and on the number of threads; some cases use its reference code, which is a hundred times slower. All ways compute
+the same sums, in another order.
 
 The functions take the fastest way for their sizes on this machine. Operands are images [N, C, H, W] or volumes [N, C, D, H, W] in
 any layout; signals [N, C, L] are images of one row. Results have channels last. Gradients of weights have the layout of the

@@ -1,5 +1,4 @@
-"""1x1 convolutions, and gradients in bfloat16, by the engine's own kernels or as matrix products, whichever is fastest at run
-time.
+"""1x1 convolutions, and gradients in bfloat16, by the engine's own kernels or as matrix products, chosen at run time.
 
 For few pixels, matrix products beat oneDNN's convolutions, which reorder their kernels each time; the engine's own kernel does so
 for many pixels and enough output channels. In bfloat16, the kernel ``convolution_weights_bfloat16.cpp`` computes gradients of the
@@ -80,9 +79,7 @@ def expect_gradients() -> None:
 
 @records_one_call
 def gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both gradients (dx, dw) of such a convolution with a stride of 1: dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1,
-    1].
-    """
+    """Return dx, dw of such a convolution with a stride of 1 for dy [N, K, H, W], x [N, C, H, W], weight [K, C, 1, 1]."""
     outputs, channels = weight.shape[:2]
     pixels = dy.shape[0] * dy.shape[2] * dy.shape[3]
     many = pixels >= Pointwise.LEAST_PIXELS * torch.get_num_threads()
@@ -102,9 +99,7 @@ def gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[
 
 
 def _pixel_product(images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """Return each pixel of images [N, C, H, W] times kernel' [C, K], plus bias [K], if a product is the fastest way; else
-    None.
-    """
+    """Return images [N, C, H, W] times kernel' [C, K] per pixel, plus bias [K], if a product is fastest; else None."""
     outputs, inputs = kernel.shape
     count, _, height, width = images.shape
     pixels = count * height * width

@@ -187,9 +187,7 @@ class _UnknownValue(Exception):
 
 
 def _computed(places: ir.Value, rows: Mapping[ir.Value, ir.Value]) -> _Computed | None:
-    """Return the computation of the next rows of each table or slot at ``places`` [n, 1]; None if the kernel does not
-    support it.
-    """
+    """Return the computation of the next rows of each table or slot at ``places`` [n, 1]; None if unsupported."""
     unsqueezed = places.producer()
     distinct = None if unsqueezed is None or unsqueezed.op_type != "Unsqueeze" else unsqueezed.inputs[0]
     summed = None if distinct is None else distinct.producer()

@@ -180,9 +180,7 @@ class AllReduceFinish(torch.nn.Module):
 
 
 class ReduceScatterFinish(AllReduceFinish):
-    """Waits for the exchange of ``ReduceScatterStart``: returns the sums of this worker's tensors, followed by an empty
-    vector.
-    """
+    """Waits for the exchange of ``ReduceScatterStart``: returns the sums of this worker's tensors, and an empty vector."""
 
     def forward(self, buffer: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (*super().forward(buffer, *tensors), buffer.new_empty(0))
@@ -427,8 +425,7 @@ class AllGatherRows(torch.nn.Module):
 
 
 class LookUpRows(torch.nn.Module):
-    """Lookups in tables that are distributed over the workers: indices are sent to the workers that hold the rows, and the rows
-    come back.
+    """Lookups in distributed tables: indices are sent to the workers with the rows, which send the rows back.
 
     Args:
         communicator: connection to the other workers.
@@ -453,8 +450,7 @@ class LookUpRows(torch.nn.Module):
 
 
 class ScatterRows(torch.nn.Module):
-    """Sends rows to the workers that hold these rows of the table; returns the received rows, with their places in the local
-    part.
+    """Sends rows to the workers that hold them; returns the received rows, with their places in the local part.
 
     Args:
         communicator: connection to the other workers.

@@ -298,8 +298,9 @@ def roi_align(op: Call) -> Any:
 
 
 class _Side:
-    """The points of all regions' bins along one axis: places, weights and mask that broadcast with ``[R, bins, bins, points,
-    points, taps, taps]``.
+    """The points of all regions' bins along one axis: places, weights and mask.
+
+    They broadcast with ``[R, bins, bins, points, points, taps, taps]``.
     """
 
     def __init__(self, op: Call, axis: int, size: Any):
