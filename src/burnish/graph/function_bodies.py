@@ -55,8 +55,8 @@ def has_function(op_type: str, opset: int) -> bool:
 def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
     """Return the standard's function for a node of a graph with this opset; None if there is none.
 
-    The functions are written in the opset that introduced the operator or a later one. This returns the newest whose operators
-    mean the same in the graph's opset.
+    The functions are written in the opset that introduced the operator or a later one. The newest is used in which all operators
+    mean the same as in the graph's opset.
     """
     schema: Any = operator_schema(node.op_type, opset)
     if node.domain != "" or schema is None:
@@ -79,7 +79,7 @@ def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
             continue
         function = _deserialized(onnx.FunctionProto.FromString(written), node)
         _bind_captured(function, captured)
-        # The node's own bodies use the graph's opset, whatever the function's is.
+        # The node's own bodies use the graph's opset, not the function's.
         added = [inner for inner in function.all_nodes() if not any(output.name in own for output in inner.outputs)]
         if set(function.opset_imports) <= {""} and all(keeps_meaning(inner, version, opset) for inner in added):
             settle_attributes(function, {**_defaults(schema), **node.attributes})
@@ -97,7 +97,7 @@ def _deserialized(proto: onnx.FunctionProto, node: ir.Node) -> ir.Function:
 
 
 def _with_captured(node: ir.Node) -> tuple[onnx.NodeProto, dict[str, ir.Value]]:
-    """Return a node as a proto whose bodies read captured values under unused names, and these values by name."""
+    """Return a node as a proto in which bodies read captured values under unused names, and these values by name."""
     proto = ir.serde.serialize_node(node)
     captured = {f"{CAPTURED}{number}": value for number, value in enumerate(captured_once(node))}
     names = {value.name: name for name, value in captured.items()}

@@ -1,6 +1,6 @@
 """Folding of constants: computes constant expressions once, instead of in every step.
 
-Only operators whose results are identical on all runtimes are folded: moving, comparing, counting, and those that round once by
+Only operators with identical results on all runtimes are folded: moving, comparing, counting, and arithmetic that rounds once by
 IEEE 754. Exponentials, sines and sums differ in the last digit between runtimes, and random draws must change, so they stay.
 """
 

@@ -1,7 +1,7 @@
 """Replace slices of a tensor that are concatenated in another order by one ``Gather`` of blocks.
 
-PyTorch's exporter reorders the gates of recurrent layers like this, and so do their gradients. ONNX Runtime copies every slice
-and the concatenation on one thread, but gathers once, on all threads.
+PyTorch's exporter reorders the gates of recurrent layers like this, and their gradients are reordered too. ONNX Runtime copies
+every slice and the concatenation on one thread, but gathers once, on all threads.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ def _start_of_output(node: ir.Node, value: ir.Value) -> int | None:
 
 
 def _is_in_order(parts: list[_Part]) -> bool:
-    """True if the parts are in their original order: then the concatenation is a single slice, which other passes handle."""
+    """True if the parts are in their original order: other passes turn such a concatenation into a single slice."""
     return all(first.end == second.start for first, second in pairwise(parts))

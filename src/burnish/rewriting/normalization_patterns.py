@@ -52,7 +52,7 @@ def widened(x: Pattern) -> Pattern:
 
 
 def rounded(operand: Pattern) -> Pattern:
-    """Return a Cast whose dtype is bound to ``dtype``."""
+    """Return a Cast and bind its dtype to ``dtype``."""
     return Node("Cast", operand, reads=lambda node: {"dtype": ir.DataType(node.attributes["to"].as_int())})
 
 
@@ -89,7 +89,7 @@ def fits_normalized_shape(operand: ir.Value | None, match: Match) -> bool:
 
 
 def affine_operand(builder: Builder, match: Match, operand: ir.Value | None) -> Tensor:
-    """Return a scale or bias in exactly the normalized shape, which every runtime accepts; ones if it is absent."""
+    """Return a scale or bias in exactly the normalized shape, for all runtimes; ones if it is absent."""
     x = builder.tensor(match["x"])
     assert x.shape is not None
     dims = x.shape.dims[len(x.shape) - match["axes"] :]
@@ -111,7 +111,7 @@ def affine_operand(builder: Builder, match: Match, operand: ir.Value | None) -> 
 
 
 def replace_pieces(graph: ir.Graph, output: ir.Value, layer: Tensor) -> None:
-    """Replace the matched nodes by a new one whose output takes their output's name."""
+    """Replace the matched nodes by a new one, under the name of their output."""
     last = output.producer()
     assert last is not None
     operands = [value for value in last.inputs if value is not None]

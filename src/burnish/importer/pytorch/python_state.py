@@ -30,11 +30,11 @@ class PythonState:
     """Python state of a module, other than tensors. As a context manager it restores the state at exit.
 
     Args:
-        module: module whose parts have the attributes.
+        module: the module; attributes of its submodules count too.
 
     Attributes:
         changed: attributes that differed at the last ``note``.
-        computed: those that were tensors with a gradient.
+        computed: changed attributes that were tensors with a gradient.
         drew: True if random numbers were drawn in Python or NumPy.
         refilled: lists, dictionaries and sets in attributes that had changed, with their contents.
     """

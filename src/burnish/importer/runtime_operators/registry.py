@@ -1,6 +1,6 @@
 """Rewrites of runtime-specific operators by name; their modules are imported on demand.
 
-Also image layouts: channels last, and the processor-specific layouts in which ONNX Runtime saves optimized models.
+Also image layouts: channels last, and the processor-specific layouts of models saved by ONNX Runtime's optimizer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_read(op: Operation, index: int) -> bool:
 
 
 def held(x: Tensor) -> Tensor:
-    """Mark the constants behind a tensor, in each branch, as no weights: they encode data or positions."""
+    """Mark a tensor's source constants, in each branch, as no weights: they encode data or positions."""
     _hold(x.value)
     return x
 
@@ -97,7 +97,7 @@ _DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
 
 def laid_out_for_one_processor(node: ir.Node) -> str | None:
-    """Return an explanation and remedy if a node has a processor-specific layout, else None."""
+    """Return an explanation and remedy for a node with a processor-specific layout; None for others."""
     if node.domain not in _DOMAINS:
         return None
     return (

@@ -1,6 +1,6 @@
 """Type inference and replacement of runtime-specific operators in a model.
 
-ONNX Runtime's tools write some of them in the domain ``""``, in opsets whose standard does not have them.
+ONNX Runtime's tools write some of them in the domain ``""``, in opsets in which the standard lacks them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STANDARD_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"
 
 
 def hide_runtime_nodes(proto: onnx.ModelProto) -> None:
-    """Move such nodes to the runtime's domain, in place, where the checker of ONNX ignores them."""
+    """Move such nodes to the runtime's domain, in place, so that the checker of ONNX ignores them."""
     for body in (proto, *proto.functions):
         imports = {imported.domain: imported.version for imported in body.opset_import}
         graph = proto.graph if isinstance(body, onnx.ModelProto) else body
