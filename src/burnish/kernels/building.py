@@ -1,8 +1,8 @@
-"""Find or build the libraries of kernels: one for each source file.
+"""Find or build the libraries of kernels, one per source file.
 
 The installation builds them if it can (``setup.py``). Others are built on first use, and cached by source, headers, compiler and
-processor. Files are written atomically; a damaged one is rebuilt, and one that another user could have written is not loaded.
-Processes that need the same library at the same time build it once.
+processor. Files are written atomically; damaged libraries are rebuilt, and libraries that another user could have written are not
+loaded. Processes that need the same library at the same time build it once.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def level_of(library: Path, source: Path) -> str:
 def distrust(library: Path) -> str | None:
     """Return the reason and remedy if a cached library must not be loaded; None if only this user and root could have written it.
 
-    The file, and each folder up to the root of the cache, must belong to one of them, and nobody else may write to it.
+    The file, and each folder up to the root of the cache, must belong to this user or root, and be writable only by its owner.
     """
     if not hasattr(os, "geteuid"):  # Windows: the cache is in the user's own profile
         return None
@@ -210,7 +210,7 @@ def cache_root() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder where engines keep files between runs: ``burnish`` in the root folder of caches."""
+    """Return the folder for files that engines keep between runs: ``burnish`` in the root folder of caches."""
     return cache_root() / "burnish"
 
 

@@ -1,6 +1,6 @@
 """Compile kernel files, and name their libraries.
 
-Imports nothing of burnish or PyTorch: the installation runs it where neither is available.
+Imports nothing of burnish or PyTorch: the installation runs it without either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONNXRUNTIME = KERNELS.parent / "engines" / "onnxruntime"
 BUILT = KERNELS / "built"
 """The folder of the libraries that the installation built."""
 
-# For some processors, GCC splits the fused operations of a single sum, but not those of several: the last row of a block would be
+# For some processors, GCC splits the fused operations of a single sum, but not of several sums: the last row of a block would be
 # rounded differently from the same row of a larger one.
 ALL_FUSED = "--param=avoid-fma-max-bits=0"
 # Names are hidden, so that two libraries of one source in one process (an installed and a newer one) share nothing.
@@ -155,7 +155,7 @@ def _cpu_information(*names: str) -> str:
 
 @functools.cache
 def find_compiler() -> str | None:
-    """Return the path of the C++ compiler: the one in ``CXX``, else the system's; None if there is none."""
+    """Return the path of the C++ compiler from ``CXX`` or the system; None if there is none."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path
@@ -163,13 +163,13 @@ def find_compiler() -> str | None:
 
 
 def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
-    """Return the PyTorch release and the Python version of a source's library, for each whose headers it includes."""
+    """Return the PyTorch release and the Python version of a source's library, if the source includes their headers."""
     python = (str(sysconfig.get_config_var("SOABI")),) if source.stem in NEEDS_PYTHON else ()
     return ((torch_version,) if source.stem in NEEDS_HEADERS else ()) + python
 
 
 def header_folders(source: Path) -> tuple[Path, ...]:
-    """Return the header folders of a source: its own, those of all kernels, and that of its engine."""
+    """Return the folders of the headers of a source, of all kernels, and of its engine."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
     families = [
         KERNELS / family for family in ("elementwise", "normalization", "softmax", "convolution", "recurrent", "indexing")
@@ -178,7 +178,7 @@ def header_folders(source: Path) -> tuple[Path, ...]:
 
 
 def parts_of(source: Path) -> tuple[Path, ...]:
-    """Return the files in the folder of a source's name, which are compiled separately and linked with it."""
+    """Return the parts of a source: files in the folder of its name, compiled separately and linked with it."""
     return tuple(sorted((source.parent / source.stem).glob("*.cpp")))
 
 

@@ -33,7 +33,7 @@ class EngineOperator(BurnishOperator):
         _operators[self.name] = self
 
     def replace(self, node: ir.Node, **attributes: Any) -> None:
-        """Replace a node by one of this operator, with its operands, outputs and attributes, and additional ones."""
+        """Replace a node by this operator, with the node's operands, outputs and attributes, and additional attributes."""
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         builder = Builder(graph, before=node)

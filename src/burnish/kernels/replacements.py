@@ -1,6 +1,6 @@
 """Registry of fused operators: semantic operators that only graph passes turn into kernel calls, and nodes replaced as a whole.
 
-A pass registers the operators for which it uses all available kernels; it leaves the others to lowering::
+A pass registers operators after it has used all kernels for them; the remaining nodes are lowered::
 
     @fuses(STANDARDIZE, STANDARDIZE_GRAD)
     def fuse_normalization(graph): ...
@@ -47,7 +47,7 @@ def fuses(*operators: SemanticOperator) -> Callable[[_Function], _Function]:
 
 
 def replaces(operator: SemanticOperator | str, *, by: EngineOperator) -> Callable[[Condition], Condition]:
-    """Register the condition for replacing an operator (a standard one by its name) by an engine's own with the same operands.
+    """Register the condition for replacing an operator (standard operators by name) by an engine operator with the same operands.
 
     The condition gets a node whose operand 0 is float32 of known rank.
     """

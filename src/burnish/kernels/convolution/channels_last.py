@@ -430,8 +430,8 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
 def window_of(node: ir.Node) -> dict[str, Any] | None:
     """Return the window attributes of a convolution, or a gradient of one, for nodes of the kernels; None without a kernel.
 
-    Kernels support float32 images of static channels, in one group with any window, or depthwise with one of 3x3 or 5x5, a stride
-    of 1 or 2 and no dilation; no negative pads.
+    Kernels support float32 images of static channels, in one group with any window, or depthwise with a window of 3x3 or 5x5, a
+    stride of 1 or 2 and no dilation; no negative pads.
     """
     if not _is_convolution(node):
         return None

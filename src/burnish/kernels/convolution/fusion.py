@@ -11,7 +11,7 @@ way is faster for a 1x1 convolution, so it is chosen at run time.
 Winograd's minimal filtering (3x3) is selected by the declared shapes; the kernels check at run time that these are large enough.
 
 Depthwise kernels compute both gradients in one pass over dy. They support one square kernel of 3x3 or 5x5 per channel, without
-dilation, a stride of 1 or 2, and at least 16 channels, in float32 or bfloat16, where memory is the limit. They are faster than
+dilation, a stride of 1 or 2, and at least 16 channels, in float32 or bfloat16. Memory is the limit there. They are faster than
 oneDNN for MobileNetV2's layers, 3x3 in float32; 5x5 and bfloat16 were not timed. All others use ATen.
 """
 
@@ -46,7 +46,7 @@ from burnish.quantization.graph import is_exact
 
 
 def kernel_place(node: ir.Node) -> int | None:
-    """Return the position of the kernels among the operands of a convolution or one of its gradients; None for another node."""
+    """Return the position of the kernels among the operands of a convolution or its gradient; None for other nodes."""
     if node.op_type == "Conv" and node.domain == "":
         return 1
     gradient = next((operator for operator in (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD) if operator.is_of(node)), None)

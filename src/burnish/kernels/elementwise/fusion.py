@@ -51,7 +51,7 @@ class _Group:
 
     Attributes:
         segment: segment of the graph that contains all of its nodes.
-        bits: bits of the group, and of those that it absorbed.
+        bits: bits of the group and its absorbed groups.
         behind: bits of every group of its segment that it depends on, directly or not.
     """
 
@@ -63,14 +63,14 @@ class _Group:
 
 
 class _Groups:
-    """The groups of a graph, which form segment by segment: no path through the graph returns to an earlier segment."""
+    """The groups of a graph. They form segment by segment: no path through the graph returns to an earlier segment."""
 
     def __init__(self) -> None:
         self.of: dict[ir.Node, _Group] = {}
         self._nodes = 0
         self._of_earlier_segments: list[_Group] = []
         self._present: dict[_Group, None] = {}
-        self._groups: list[_Group] = []  # by bit: the group, or the one that absorbed it
+        self._groups: list[_Group] = []  # by bit: the group, or the group that absorbed it
         self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value depends on without another in between
 
     def __iter__(self) -> Iterator[_Group]:
@@ -127,7 +127,7 @@ class _Groups:
         return found
 
     def _would_cycle(self, one: _Group, other: _Group) -> bool:
-        """True if a node outside both groups depends on one of them, and the other one depends on it."""
+        """True if joining two groups would make a cycle: a node outside both depends on a group, and a group on the node."""
         both = one.bits | other.bits
         outside = 0
         for node in (*one.nodes, *other.nodes):
@@ -230,7 +230,7 @@ class _Later:
 
 
 def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Groups) -> _Group | None:
-    """Return a group of ``later`` nodes that reads the operands of a node over many elements; None if there is none with room."""
+    """Return a group of ``later`` nodes that reads the operands of a node over many elements, and has room; else None."""
     operands = [value for value in node.inputs if value is not None and constant_array(value) is None]
     if not operands:
         return None
@@ -284,7 +284,7 @@ def _shape(node: ir.Node) -> ir.Shape | None:
 
 
 def _repeats_in_one_place(shape: ir.Shape, target: ir.Shape) -> bool:
-    """True if a shape broadcasts to another along adjacent axes only, which the kernel reads without a copy."""
+    """True if a shape broadcasts to another along adjacent axes only, so that the kernel can read it without a copy."""
     missing = len(target) - len(shape)
     if missing < 0:
         return False
@@ -353,7 +353,7 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
     Their nodes then have no operands and no readers.
     """
     members = {*group.nodes, *sums}
-    # In the order of the graph, which a group loses when it absorbs others.
+    # In the order of the graph, because absorbing groups breaks it.
     nodes = _in_order(group.nodes, set(group.nodes))
     program = Program()
     results = []
@@ -387,7 +387,7 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
         domain=BURNISH_DOMAIN,
         num_outputs=len(results),
     )
-    if (source := source_of(nodes[-1])) is not None:  # of several, the last one, whose result it returns
+    if (source := source_of(nodes[-1])) is not None:  # the source of the last node, the result of the group
         SOURCE.set(fused, source)
     graph.insert_after(nodes[-1], fused)
     for value, replacement in zip(results, fused.outputs, strict=True):
@@ -468,7 +468,7 @@ def _join(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     for attribute in nodes[0].attributes.values():
         joined.attributes.add(attribute)
     ((source, _),) = Counter(map(source_of, nodes)).most_common(1)
-    if source is not None:  # of several, the most frequent one, which takes most of the time
+    if source is not None:  # the most frequent source, for most of the time
         SOURCE.set(joined, source)
     graph.append(joined)
     for value, replacement in zip((value for node in nodes for value in node.outputs), joined.outputs, strict=True):

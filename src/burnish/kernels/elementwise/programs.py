@@ -136,7 +136,7 @@ class Program:
     def assemble(self, results: list[ir.Value], summed: Sequence[ir.Value] = ()) -> tuple[list[int], list[int]]:
         """Return the instructions in the kernel's form; registers are reused after their last read.
 
-        From then on, ``constants`` are those that they read.
+        Afterwards, ``constants`` holds only constants that they read.
 
         Args:
             results: values written to memory.

@@ -76,7 +76,7 @@ def use_row_kernels(graph: ir.Graph) -> bool:
 
 
 def _is_lookup(node: ir.Node) -> bool:
-    """True if a node reads rows of a table by indices, both of which are inputs."""
+    """True if a node reads rows of a table by indices, and both are inputs."""
     if node.op_type != "Gather" or node.domain != "" or attribute_value(node, "axis", 0) != 0:
         return False
     table, indices = node.inputs
