@@ -91,7 +91,7 @@ def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: 
     again = session.evaluate_data(batches)
     assert session.combine_totals(added) == pytest.approx(again, rel=1e-12)
     for name, array in added.items():
-        is_sum = any(word in name for word in ("loss", "sum:mean", "squares", "likelihood", "entropy:targets"))
+        is_sum = any(word in name for word in ("loss", "sum:mean", "squares", "likelihood", "entropy:targets", "r2:targets"))
         assert array.dtype == (np.float64 if is_sum else np.int64), name
 
 

@@ -205,7 +205,11 @@ def task_of(
             task = _masks(model, head, loss, path)
         else:
             asked = None if loss is None else losses.get(loss)
-            learned, reason = kind_of(labels_of(data, reading or {}), asked, head.classes)
+            labels = labels_of(data, reading or {})
+            learned, reason = kind_of(labels, asked, head.classes)
+            is_whole = labels is not None and labels.array is not None and labels.array.dtype.kind in "iu"
+            if asked is None and is_whole and _is_of_places(model, head):
+                learned, reason = "classes", None
             task = _classes(model, head, asked) if learned == "classes" else _numbers(model, head, asked, learned, reason)
     if metrics is not None:
         task = replace(task, metrics=tuple(metrics))
@@ -220,10 +224,14 @@ def task_of(
     return task
 
 
-def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
+def _is_of_places(model: ir.Model, head: Head) -> bool:
+    """True if the head is a product with more than two axes: its last axis holds the classes of each step or token."""
     output = next((value for value in model.graph.outputs if value.name == head.output), None)
-    # A product has the classes along its last axis, for each step of a sequence or each token.
-    is_of_places = loss is None and head.node.op_type == "MatMul" and output is not None and len(output.shape or ()) > 2
+    return head.node.op_type == "MatMul" and output is not None and len(output.shape or ()) > 2
+
+
+def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
+    is_of_places = loss is None and _is_of_places(model, head)
     chosen = losses.get(CLASSES_OF_PLACES if is_of_places else CROSS_ENTROPY if loss is None else loss)
     # No metric knows the alignments of a CTC, so the loss decides which epoch is best.
     metrics = () if isinstance(chosen, ConnectionistTemporalClassification) else METRICS["classes"]
