@@ -68,14 +68,15 @@ def _targets(text: str) -> list[str]:
 
 def _outside(target: str) -> Path | None:
     """The file or folder of the repository that a link of a page leads to; None where it is a page, or elsewhere."""
-    if re.match(r"[a-z]+:", target) or target.endswith(".md"):
+    if re.match(r"[a-z]+:", target) or target.removeprefix("../") in TOP:
         return None
     path = (ROOT / "docs" / target).resolve() if target.startswith("../") else (ROOT / target).resolve()
     return path if path.is_relative_to(ROOT) and path.exists() and not path.is_relative_to(ROOT / "docs") else None
 
 
 def _page_of(path: Path) -> str:
-    return f"source/{path.relative_to(ROOT).as_posix()}.md"
+    name = path.relative_to(ROOT).as_posix()
+    return f"source/{name}" if path.suffix == ".md" else f"source/{name}.md"
 
 
 def _in_site(target: str) -> str:
@@ -89,7 +90,7 @@ def _moved(text: str, up: str) -> str:
     def replaced(match: re.Match[str]) -> str:
         target, anchor = match["target"], match["anchor"] or ""
         if (path := _outside(target)) is not None:
-            return f"]({_page_of(path)})"
+            return f"]({_page_of(path)}{anchor if path.suffix == '.md' else ''})"
         if up and target.startswith(up) and target.removeprefix(up) in TOP:
             return f"]({target.removeprefix(up)}{anchor})"
         return f"]({target.removeprefix('docs/')}{anchor})" if not up else match[0]
@@ -104,6 +105,8 @@ def _shown(path: Path) -> str:
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in LANGUAGES)
         lines = [f"- [{file.relative_to(path).as_posix()}]({_from(path, file)})" for file in files]
         return f"# {name}\n\n" + "\n".join(lines) + "\n"
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
     text = path.read_text(encoding="utf-8")[:LONGEST]
     fence = "`" * 4
     return f"# {name}\n\n{fence}{LANGUAGES.get(path.suffix, '')}\n{text}\n{fence}\n"
