@@ -1,4 +1,4 @@
-"""Write docs/operators.md: which standard operators have a gradient rule, and in which file it stands.
+"""Write docs/operators.md: the standard operators with a gradient rule, and the file of each rule.
 
 Run it with ``make docs`` after adding an operator; a test compares the file with what this writes.
 """
@@ -24,13 +24,11 @@ HANDLED = {
     **dict.fromkeys(
         "ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty "
         "SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence".split(),
-        "tensors by the time a gradient passes, as said above",
+        "tensors before a gradient passes, as above",
     ),
-    **dict.fromkeys(
-        "DequantizeLinear QLinearConv QLinearMatMul QuantizeLinear".split(), "passed straight through, as said above"
-    ),
+    **dict.fromkeys("DequantizeLinear QLinearConv QLinearMatMul QuantizeLinear".split(), "passed straight through, as above"),
 }
-"""Operators that are gone before a graph is differentiated, and what they have become."""
+"""Operators that other operators replace before a graph is differentiated, and the replacement."""
 REFUSED = {
     "BitCast": "the bits of a number have no derivative",
 }
@@ -40,98 +38,99 @@ DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
 INTRODUCTION = f"""\
 # Operators
 
-Written by `docs/generate_operator_table.py` (`make docs`) from the registry of gradient rules; do not edit it by hand.
+`make docs` writes this page (`docs/generate_operator_table.py`) from the registry of gradient rules; do not edit it by hand.
 
-A model is brought to opset {OPSETS[0]} or newer when it is loaded. *Versions* are the versions of an operator in force from
-opset {OPSETS[0]} to opset {OPSETS[-1]} that have a rule.
+On loading, burnish brings a model to opset {OPSETS[0]} or newer. *Versions* are the operator versions with a rule, among the
+versions in force from opset {OPSETS[0]} to opset {OPSETS[-1]}.
 
-An operator without a rule is no obstacle where no gradient has to pass through it: before the first trained parameter, and
-on integer and boolean values. Where a rule is needed and missing, `burnish.compile` raises a
-[GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
+An operator needs a rule only if a gradient has to pass through it: not before the first trained parameter, and not for
+integer and boolean values. If a rule is missing, `burnish.compile` raises a [GradientError](errors.md#gradienterror) that
+names the node; `burnish inspect` lists such nodes in advance.
 
-Where the standard says what an operator means by a function of other operators, and there is no rule, it is written out in these
-where a gradient has to pass, so that operators of opsets that are newer than burnish train too. So it is, in every graph, where a
-runtime doesn't load the operator's opset: what a program saves for ONNX Runtime is of opset 26 at most. What opsets 27 and
-28 added to older operators (`SpaceToDepth`, `Mod`, `Range`) is written in the forms of before when a model is read.
+If the standard defines an operator as a function of other operators, and burnish has no rule for it, burnish writes it out in
+these operators wherever a gradient has to pass. Operators of opsets newer than burnish therefore train too. If a runtime does
+not load the operator's opset, burnish writes it out in every graph: a program saved for ONNX Runtime has opset 26 at most.
+When reading a model, burnish expresses the additions of opsets 27 and 28 to older operators (`SpaceToDepth`, `Mod`, `Range`)
+in the older forms.
 
-Gradients flow through `If`, `Loop` (counted and while) and `Scan`, nested and of no iteration too, to their inputs and to
-what their bodies read of the graph around them: weights that a loop reads train. A loop keeps its states as each iteration began
-with them, and the backward pass computes the iteration again from there. Refused, by name, is what that cannot be right for:
-states that change their shape from one iteration to the next, or that are sequences, where the backward pass has to read them;
-and draws of random numbers in `burnish.grad`. `burnish.compile` draws from a key, in each iteration anew. Batch normalization in
-a body has to be frozen. An `If` that the model's shapes decide, or
-[an input that is fixed to a value](bring-your-model.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
-is read.
+Gradients flow through `If`, `Loop` (counted and while) and `Scan`, also nested and without iterations, to their inputs and to
+the outer values that their bodies read, so weights read in a loop train. A loop keeps its states from the start of each
+iteration, and the backward pass computes the iteration again from there. Three cases cannot be right that way, and are
+refused by name: states that change their shape between iterations, states that are sequences (both if the backward pass has
+to read them), and random numbers in `burnish.grad`. `burnish.compile` draws random numbers from a key, new in each iteration.
+Batch normalization in a body has to be frozen. An `If` that depends on the model's shapes, or on [an input that you fix to a
+value](bring-your-model.md#a-model-with-a-switch-or-with-a-state), is replaced by its branch on reading.
 
-Sequences whose elements are known, lists that a loop puts together one by one (`outputs.append(y)` in a scripted PyTorch
-module), maps over them, and optional values that the model makes become tensors when it is read. An optional input is in every
-batch of a program, and a sequence as an input is refused; outputs that are sequences are left out of predictions, with a warning.
+On reading, burnish turns these into tensors: sequences with known elements, lists that a loop builds one by one
+(`outputs.append(y)` in a scripted PyTorch module), maps over them, and optional values from the model. A program expects an
+optional input in every batch, and refuses a sequence as an input. Predictions leave out outputs that are sequences, with a
+warning.
 
-`QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
-them are computed in floating-point numbers, which [pass gradients straight through](trainable-weights.md#quantized-models).
-`QLinearConv` and `QLinearMatMul` are written with these two around `Conv` and `MatMul` when a model is read.
+`QuantizeLinear` and `DequantizeLinear` have no rule. For a gradient, burnish computes them and the nodes between them in
+floating-point numbers, which [pass gradients straight through](trainable-weights.md#quantized-models). On reading,
+`QLinearConv` and `QLinearMatMul` become `Conv` and `MatMul` between these two operators.
 
 ## Gradients at ties, bounds and zeros
 
-The standard does not say which subgradient an operator has. burnish takes these:
+The standard does not define subgradients. burnish uses these:
 
 | Operator | Gradient |
 |---|---|
-| `ReduceMax`, `ReduceMin` | equal extremes share it evenly; of PyTorch's `max(dim)` and `min(dim)` the first has it all |
-| `Max`, `Min` | equal operands share it evenly; of PyTorch's `clamp_min` and `clamp_max` the input has it all |
-| `Clip` | 0 on a bound; of PyTorch's `clamp` it passes there |
+| `ReduceMax`, `ReduceMin` | equal extremes share it evenly; for PyTorch's `max(dim)` and `min(dim)` the first gets all of it |
+| `Max`, `Min` | equal operands share it evenly; for PyTorch's `clamp_min` and `clamp_max` the input gets all of it |
+| `Clip` | 0 on a bound; for PyTorch's `clamp` it passes there |
 | `Relu`, `Abs` | 0 at 0 |
-| `ReduceL2`; `Sqrt` or `Pow` of a sum of even powers or of powers of `Abs` | 0 where the sum is 0, as of `norm` and `std` |
-| `Sqrt` of a `Clip` from 0 or a `Max` with 0 | 0 at 0, as of `cdist` |
-| `Pow(0, p)` | 0 by the base for p = 0 and p > 1; 0 by the exponent for p ≥ 0 |
+| `ReduceL2`; `Sqrt` or `Pow` of a sum of even powers or of powers of `Abs` | 0 if the sum is 0, as for `norm` and `std` |
+| `Sqrt` of a `Clip` from 0 or a `Max` with 0 | 0 at 0, as for `cdist` |
+| `Pow(0, p)` | for the base, 0 for p = 0 and p > 1; for the exponent, 0 for p ≥ 0 |
 | the bound of a length in PyTorch's `cosine_similarity` | passes below eps |
 
-Modules (`burnish.torch.wrap`, `torch.compile`) and files of the newer exporter note the call of PyTorch with each node. The
-older exporter does not, and the likelier call counts: a `Clip` is a clamp unless its bounds are 0 and 6 or it is the only
-operator of its module, as of `nn.Hardtanh`; a minimum of a maximum is a clamp with bounds that are tensors; and a `ReduceMax`
-along one axis is `max(dim)`, except of an `Abs`, where it is a norm. What the exporters write of `atan2`, `sinc` and
-`cosine_similarity` with 0/0 in it, or with other gradients at 0, is put in PyTorch's form.
-`tests/pytorch/test_subgradients.py` holds all of this to
-PyTorch.
+Modules (`burnish.torch.wrap`, `torch.compile`) and files from PyTorch's newer exporter record the PyTorch call of each node.
+The older exporter does not, so burnish assumes the likelier call: a `Clip` is a clamp unless its bounds are 0 and 6 or it is
+the only operator of its module, like `nn.Hardtanh`; a minimum of a maximum is a clamp with tensor bounds; and a `ReduceMax`
+along one axis is `max(dim)`, but a norm if it follows an `Abs`. If the exporters' forms of `atan2`, `sinc` and
+`cosine_similarity` contain 0/0, or have other gradients at 0, burnish rewrites them in PyTorch's form.
+`tests/pytorch/test_subgradients.py` compares all of this with PyTorch.
 
 ## Older opsets
 
-An operator means what it meant in the opset of its file, from opset 7 on: an attribute that became an input is written as one,
-an axis that split a matrix (`Softmax`, `LogSoftmax` and `Hardmax` before opset 13) is written with the shapes around it, and a
-form that no later opset has is an [UnsupportedOperatorError](errors.md#unsupportedoperatorerror). `onnx.reference` takes no
-notice of the opset in some operators, `Softmax` among them, and is no measure for files before opset 13. Where the standard's
-text leaves a choice, or says otherwise than runtimes do:
+From opset 7 on, an operator has its meaning in the opset of its file. An attribute that became an input is written as one, an
+axis that split a matrix (`Softmax`, `LogSoftmax` and `Hardmax` before opset 13) gets reshapes around it, and a form without a
+newer equivalent is an [UnsupportedOperatorError](errors.md#unsupportedoperatorerror). `onnx.reference` ignores the opset of
+some operators, including `Softmax`: do not compare files before opset 13 with it. If the standard's text is ambiguous, or
+differs from runtimes:
 
-- `MaxUnpool` with an output shape: indices of a `MaxPool` in the model count positions of what that layer read. Other indices
-  count positions of the size that follows from the attributes, which fills the leading corner, as in the standard's test case;
-  ONNX Runtime counts positions of the output shape.
-- Pooling with `ceil_mode=1`: a window that would start behind the data is left out, in every opset. The standard says so since
-  opset 22, and its shape inference counts such windows before.
-- `ConvTranspose` before opset 11 pads as the text of opset 11 says, which corrected the formula, and as ONNX Runtime does.
-- `SplitToSequence` into pieces of one, by a scalar size and with `keepdims=0`, gives them without their axis, as ONNX Runtime
-  does and PyTorch's exporter means it; the standard takes no notice of `keepdims` beside a size.
-- `Resize` of opset 10 with the mode `nearest` goes down where it enlarges and up where it reduces, as in ONNX Runtime.
+- `MaxUnpool` with an output shape: indices from a `MaxPool` in the model count positions in that layer's input. Other indices
+  count positions in the size that follows from the attributes, which fills the leading corner, as in the standard's test
+  case; ONNX Runtime counts positions in the output shape.
+- Pooling with `ceil_mode=1` leaves out a window that would start after the data, in every opset. The standard has said so
+  since opset 22; before, its shape inference counts such windows.
+- `ConvTranspose` before opset 11 pads like the corrected formula of opset 11 and like ONNX Runtime.
+- `SplitToSequence` into pieces of one, by a scalar size and with `keepdims=0`, removes their axis, like ONNX Runtime and as
+  PyTorch's exporter intends; the standard ignores `keepdims` if a size is given.
+- `Resize` of opset 10 with the mode `nearest` rounds down to enlarge and up to reduce, like ONNX Runtime.
 
 ## The domains com.microsoft and ai.onnx.ml
 
-What ONNX Runtime's optimizers and exporters write becomes standard operators when a file is read:
-[operators of runtimes](runtime-operators.md). So do scalers, linear models and what else
-[classical toolkits](classical-toolkits.md) write. The others run on engines that have them, and have no gradient.
+On reading, burnish turns operators from ONNX Runtime's optimizers and exporters into [standard
+operators](runtime-operators.md), and the scalers, linear models and other operators of [classical
+toolkits](classical-toolkits.md) too. All others run on engines that have them, without a gradient.
 
 ## Images read at points
 
-- `GridSample` has gradients by the data and by the grid, those of PyTorch, whose numbers ONNX Runtime computes too.
-  `onnx.reference` differs for cubic interpolation with border padding: it moves a point outside to the border, where the standard
-  repeats the border's elements. By the grid the gradient is zero for `nearest`, and where border padding has moved a point.
-- `Resize` has the gradient of every mode by the data; by the standard its region of interest and its scales are no variables.
-  With `tf_crop_and_resize` ONNX Runtime does not crop along an axis that keeps its size; the PyTorch engine and the reference
-  engine do, as the standard says. The gradient is each time that of what ran.
-- `RoiAlign` has gradients by the data and by the corners of the regions, also where `sampling_ratio=0` lets a region's size
-  decide how many points it is read at. With the mode `max` it takes the largest product of an element and its weight, as ONNX
-  Runtime and `onnx.reference` do.
-- `MaxRoiPool` has a gradient by the data; its regions are rounded to whole elements, so the one by them is zero. ONNX Runtime has
-  it in float32, up to the version of opset 21.
-- `DeformConv` reads as ONNX Runtime does, zeros outside of the data. On the PyTorch engine it is for images.
+- `GridSample` has gradients for the data and the grid, equal to PyTorch's; ONNX Runtime computes the same numbers.
+  `onnx.reference` differs for cubic interpolation with border padding: it moves an outside point to the border, but the
+  standard repeats the border's elements. The gradient for the grid is zero for `nearest`, and for points moved by border
+  padding.
+- `Resize` has a gradient for the data in every mode; in the standard its region of interest and its scales are not variables.
+  With `tf_crop_and_resize`, ONNX Runtime does not crop along an axis that keeps its size; the PyTorch and reference engines
+  do, like the standard. The gradient always matches the engine.
+- `RoiAlign` has gradients for the data and the corners of the regions, even if `sampling_ratio=0` lets a region's size set
+  its number of points. With the mode `max` it takes the largest product of an element and its weight, like ONNX Runtime and
+  `onnx.reference`.
+- `MaxRoiPool` has a gradient for the data. Its regions are rounded to whole elements, so their gradient is zero. ONNX Runtime
+  has it in float32, up to the version of opset 21.
+- `DeformConv` reads zeros outside the data, like ONNX Runtime. On the PyTorch engine it supports only images.
 """
 
 
@@ -175,7 +174,7 @@ def operator_page() -> str:
 
 
 def _without_a_rule(count: int, missing: list[str], by_function: list[str]) -> str:
-    """Return what becomes of the operators that have no rule, each with the reason."""
+    """Return the section on operators without a rule, each with the reason."""
     newest = OPSETS[-1]
     named: dict[str, list[str]] = defaultdict(list)
     for operator, schema in sorted(_newest_schemas().items()):
@@ -188,9 +187,9 @@ def _without_a_rule(count: int, missing: list[str], by_function: list[str]) -> s
         elif operator in REFUSED:
             named[f"refused, as {REFUSED[operator]}"].append(operator)
         elif not takes:
-            named["no gradient to give: they take no floating-point numbers"].append(operator)
+            named["no gradient: they take no floating-point numbers"].append(operator)
         elif not gives:
-            named["zero by definition: they give integers, truth values or a choice among elements"].append(operator)
+            named["zero by definition: their outputs are integers, truth values or a choice among elements"].append(operator)
         elif has_function(operator, newest):
             named["written out by their function"].append(operator)
         else:
@@ -201,7 +200,7 @@ def _without_a_rule(count: int, missing: list[str], by_function: list[str]) -> s
         textwrap.fill(f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}.", width=130, subsequent_indent="  ")
         for reason, names in named.items()
     ]
-    return f"## Without a rule\n\n{count} operators have a rule. What becomes of the others:\n\n" + "\n".join(lines) + "\n"
+    return f"## Without a rule\n\n{count} operators have a rule. The others:\n\n" + "\n".join(lines) + "\n"
 
 
 def _newest_schemas() -> dict[str, onnx.defs.OpSchema]:
