@@ -233,7 +233,7 @@ def find_rate(
     batches; the rate with the least final loss is taken. The same is done if range tests tell nothing.
 
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Averaging several tests and the
-    weights of both estimates were fitted on small networks (``docs/finetuning.md`` lists them, with results on others).
+    weights of both estimates were fitted on small networks (``benchmarks/results/finetuning.md`` lists them).
 
     Args:
         program: program that takes ``lr`` with each step.
