@@ -2,7 +2,7 @@
 
     python benchmarks/first_half_hour.py [TASK ...] [--environment FOLDER]
 
-Clones this repository, installs it with ``pip install ".[all]"`` and nothing else, and runs the snippets and commands of each
+Clones this repository, installs it with ``pip install ".[demo,text]"`` and nothing else, and runs the snippets and commands of each
 quick start in an empty folder with an empty home: get a model, train, evaluate on held-out data, predict one sample, export.
 Prints the seconds of each page and its last evaluation, and a table of the code that each takes next to another tool's.
 """
@@ -95,7 +95,7 @@ def environment(folder: Path) -> Path:
     clone, programs = folder / "clone", folder / "venv" / "bin"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    subprocess.run([str(programs / "pip"), "install", "--quiet", f"{clone}[all]"], check=True)
+    subprocess.run([str(programs / "pip"), "install", "--quiet", f"{clone}[demo,text]"], check=True)
     return programs
 
 
