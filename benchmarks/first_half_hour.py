@@ -2,9 +2,9 @@
 
     python benchmarks/first_half_hour.py [TASK ...] [--environment FOLDER]
 
-Clones this repository, installs it with ``pip install ".[demo,text]"`` and nothing else, and runs the snippets and commands of each
-quick start in an empty folder with an empty home: get a model, train, evaluate on held-out data, predict one sample, export.
-Prints the seconds of each page and its last evaluation, and a table of the code that each takes next to another tool's.
+Clones this repository, installs it with ``pip install ".[demo,text]"`` and nothing else, and runs the snippets and commands of
+each quick start in an empty folder with an empty home: get a model, train, evaluate on held-out data, predict one sample,
+export. Prints the seconds of each page and its last evaluation, and a table of the code that each takes next to another tool's.
 """
 
 from __future__ import annotations
