@@ -125,8 +125,8 @@ def main() -> int:
             (place / "output.txt").write_text(done.stdout)
             figures = re.findall(r"^(?:accuracy|mean_absolute_error|coco_map:0\.5) +[\d.]+", done.stdout, re.MULTILINE)
             said = " ".join(figures[-1].split()) if figures else "no evaluation printed"
-            files = sorted(path.name for path in (place / "work").rglob("*.onnx"))
-            print(f"{task:10} {'ok' if done.returncode == 0 else 'FAILED'} in {seconds:.0f} s; {said}; {', '.join(files)}")
+            tuned = sum(path.name.endswith("tuned.onnx") for path in (place / "work").rglob("*.onnx"))
+            print(f"{task:10} {'ok' if done.returncode == 0 else 'FAILED'} in {seconds:.0f} s; {said}; {tuned} tuned files")
             if done.returncode:
                 failed.append(task)
                 print(done.stdout[-2000:], done.stderr[-4000:], sep="\n")
