@@ -59,7 +59,7 @@ def test_a_folder_of_other_classes(model, tmp_path):
     write_images(tmp_path / "images")
     done = run("finetune", model, "--data", tmp_path / "images", "--epochs", 20, "--output", tmp_path / "run", "--batch-size", 8)
     assert done.exit_code == 0, done.output
-    assert "head: 'classifier.weight' is drawn anew for 3 classes; the file had 10" in done.output
+    assert "head: 'classifier.weight' is re-initialized for 3 classes; the file had 10" in done.output
     assert "the new head learns 10 times as fast" in done.output
     tuned = onnx.load(tmp_path / "run" / "tuned.onnx")
     assert tuned.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 3

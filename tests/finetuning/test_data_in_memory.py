@@ -47,7 +47,7 @@ def test_arrays_are_tuned_on_as_a_file_with_them(model, samples, tmp_path):
 def test_arrays_by_name_are_taken_as_they_are(model, samples):
     x, y = samples
     made, dataset = transfer(model, {"x": x, "labels": (y == "owl").astype(np.int64)})
-    assert made.notes[0].endswith("is drawn anew for 2 classes; the file had 10")
+    assert made.notes[0].endswith("is re-initialized for 2 classes; the file had 10")
     assert len(dataset) == 16
 
 
@@ -72,7 +72,8 @@ def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tm
         assert is_kept
         assert note == "head: 'classifier.weight' stays, as head='keep' (--head keep) says"
     assert kept(old, numbers, "auto")[1].endswith(
-        "drawn anew for 2 classes; the file had 2 too, and does not say that they are these (head='keep', --head keep, keeps it)"
+        "re-initialized for 2 classes; the file had 2 too, and does not say that they are these (head='keep', --head keep, "
+        "keeps it)"
     )
     with pytest.raises(ConfigurationError, match=r"head='keep' .* the file's head has 2 classes, and data has 4: leave it out"):
         transfer(old, (x, np.arange(16) % 4), FinetuneOptions(head="keep"))

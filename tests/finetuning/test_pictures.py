@@ -1,4 +1,4 @@
-"""Fine-tuning of detectors and of segmentation: what a file is, what of it is drawn anew, and what must be said."""
+"""Fine-tuning of detectors and of segmentation: what a file is, what of it is re-initialized, and what must be said."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_told_is_asked_for(model, options, message):
         find_detector(load(model()), **options)
 
 
-def test_only_the_layers_of_the_scores_are_drawn_anew():
+def test_only_the_layers_of_the_scores_are_re_initialized():
     model = load(exported_yolo(classes=5))
     found = find_detector(model)
     before = {name: value.const_value.numpy() for name, value in model.graph.initializers.items()}
@@ -133,7 +133,7 @@ def test_a_file_that_names_its_loss_is_tuned_by_it(shapes):
     assert asked.task.loss.scales == (0.1, 0.3, 0.6)
 
 
-def test_a_layer_that_gives_boxes_too_is_not_drawn_anew():
+def test_a_layer_that_gives_boxes_too_is_not_re_initialized():
     model = load(exported_yolo())
     joined = next(node for node in model.graph if node.op_type == "Concat").outputs[0]
     with pytest.raises(ConfigurationError, match="which are no whole number of 7 scores: it gives something else too"):
@@ -184,10 +184,10 @@ def test_a_model_of_one_channel_learns_yes_or_no(tmp_path, yes):
 def test_the_head_gets_the_channels_that_masks_ask_for(masks, tmp_path):
     prepared, _ = transfer(small_unet(classes=6), yes_or_no_masks(tmp_path / "shapes", 255), FinetuneOptions(loss="binary_dice"))
     assert (prepared.head.classes, prepared.is_new) == (1, True)
-    assert prepared.notes[1].endswith("is drawn anew for one score of each pixel; the file had 6")
+    assert prepared.notes[1].endswith("is re-initialized for one score of each pixel; the file had 6")
     prepared, _ = transfer(small_unet(classes=1), masks)
     assert (prepared.task.loss.name, prepared.head.classes, prepared.is_new) == ("cross_entropy", 3, True)
-    assert prepared.notes[1].endswith("is drawn anew for 3 classes; the file had 1")
+    assert prepared.notes[1].endswith("is re-initialized for 3 classes; the file had 1")
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_a_detector_is_tuned_and_written_by_the_command(shapes, tmp_path):
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "task: boxes of objects: task_aligned" in said
-    assert "drawn anew for 2 classes; the file had 5" in said
+    assert "re-initialized for 2 classes; the file had 5" in said
     assert "of the boxes that its own NonMaxSuppression leaves (evaluation data)" in said
     tuned = onnx.load(tmp_path / "run" / "tuned.onnx")
     assert [output.name for output in tuned.graph.output] == ["output0", "selected"]

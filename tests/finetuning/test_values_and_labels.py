@@ -134,7 +134,7 @@ def test_a_head_of_as_many_values_stays_as_it_is(priced, tmp_path):
     thousands = burnish.finetune(priced.path, (x, prices(x) / 1000), output=tmp_path / "thousands.onnx", **options)
     np.testing.assert_allclose(run(thousands.path, x), before / 1000, rtol=1e-4)
     new = burnish.finetune(priced.path, (x, prices(x)), head="new", output=tmp_path / "new.onnx", **options)
-    assert "drawn anew" in new.notes[1]
+    assert "re-initialized" in new.notes[1]
 
 
 @pytest.mark.parametrize("activation", ["Softmax", pytest.param("Sigmoid", marks=pytest.mark.slow)])
@@ -227,7 +227,7 @@ def test_labels_of_yes_or_no(way, tmp_path):
         options = {"label": "tags", "label_separator": ";"}
     tuned = burnish.finetune(small(), data, output=tmp_path / "tuned.onnx", **{**TUNED, "lr": 0.5, "epochs": 12}, **options)
     assert tuned.notes[0].startswith("task: yes or no for each of 2 labels")
-    assert tuned.notes[1].endswith("drawn anew for 2 scores; the file had 3")
+    assert tuned.notes[1].endswith("re-initialized for 2 scores; the file had 3")
     assert {"f1:macro", "accuracy"} <= tuned.result.metrics.keys()
     opened = open_model(tuned.path)
     answer = read_answer(opened)

@@ -122,4 +122,4 @@ def test_classes_of_the_whole_make_the_head_where_the_largest_is_rare(tmp_path: 
     labels = np.array([0, 1] * 29 + [2, 2])
     model = create("mlp", classes=2, input_shape=(FEATURES,))
     tuned = burnish.finetune(model, (x, labels), eval_split=0.2, epochs=1, lr=0.1, output=tmp_path / "a.onnx")
-    assert any("drawn anew for 3 classes" in note for note in tuned.notes)
+    assert any("re-initialized for 3 classes" in note for note in tuned.notes)

@@ -336,7 +336,7 @@ def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, 
     if head == KEEP and count > task.classes:
         raise ConfigurationError(
             f"head='keep' (--head keep): the file's head has {task.classes} classes, and {data} has {count}: leave it out, and "
-            "the head is drawn anew"
+            "the head is re-initialized"
         )
     if head != AUTO:
         return head == NEW
@@ -437,7 +437,7 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
         values = f"{task.classes} value{'s' * (task.classes != 1)}"
         if not is_new:
             return f"head: {layers} stays, as the file gives {values} for each sample"
-        return f"head: {task.called} drawn anew for {values}; the file had {before}"
+        return f"head: {task.called} re-initialized for {values}; the file had {before}"
     if has_classes and not is_new:
         return f"head: {layers} stays, as the file's {task.classes} classes are those of the data"
     if not is_new:
@@ -445,7 +445,7 @@ def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes
     of_scores = "one score of each pixel" if task.kind == "masks" else f"{task.classes} scores"
     what = f"{task.classes} classes" if has_classes else of_scores
     same = " too, and does not say that they are these (head='keep', --head keep, keeps it)" if before == task.classes else ""
-    return f"head: {task.called} drawn anew for {what}; the file had {before}{same if choice == AUTO else ''}"
+    return f"head: {task.called} re-initialized for {what}; the file had {before}{same if choice == AUTO else ''}"
 
 
 def _said(task: Task, names: Sequence[str] | None = None) -> list[str]:

@@ -341,7 +341,7 @@ def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.L
     shared = {node for node in scores.nodes if node in _layers_of(found.boxes)}
     if shared:
         raise ConfigurationError(
-            f"finetune: '{next(iter(shared)).name}' gives boxes and scores at once, so that the scores cannot be drawn anew "
+            f"finetune: '{next(iter(shared)).name}' gives boxes and scores at once, so that the scores cannot be re-initialized "
             "alone: train the file with its own classes (burnish train --loss ...)"
         )
     read, metrics = (found.outputs, found.loss), METRICS["objects"]

@@ -75,7 +75,7 @@ def class_layers(value: ir.Value, scores: int) -> ClassLayers:
         if _outputs_of(node, weight) % scores:
             raise ConfigurationError(
                 f"class layers: {describe_node(node)} gives {_outputs_of(node, weight)} numbers, which are no whole number of "
-                f"{scores} scores: it gives something else too, and cannot be drawn anew for other classes"
+                f"{scores} scores: it gives something else too, and cannot be re-initialized for other classes"
             )
         weights[weight] = None
         if (bias := _bias(node)) is not None:

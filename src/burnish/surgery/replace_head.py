@@ -352,7 +352,7 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
         if not value.is_initializer() or value.const_value is None or value.dtype not in FLOATING:
             raise ConfigurationError(
                 f"replace_head: {describe_node(node)} reads '{value.name}', which is no floating-point initializer: a quantized "
-                "or computed head cannot be drawn anew. Give the model before it was quantized"
+                "or computed head cannot be re-initialized. Give the model before it was quantized"
             )
         readers = {reader for reader, _ in value.uses()}
         if len(readers) > 1 or value.is_graph_output():
